@@ -1,0 +1,134 @@
+-- +goose Up
+
+-- The position of a message. CACHE 1: a session that kept numbers in stock would publish below numbers already passed.
+create sequence commitbox.outbox_seq as bigint cache 1;
+-- Fencing tokens. One sequence for all shards, so that a shard row made anew never repeats an epoch.
+create sequence commitbox.outbox_epoch as bigint cache 1;
+
+-- A destination with its own relays. Rows appear when a relay starts. Joining, reaping and claiming lock this row.
+create table commitbox.outbox_channel (
+    channel     text collate "C" not null primary key check (octet_length(channel) between 1 and 63),
+    dead_policy text collate "C" not null default 'skip' check (dead_policy in ('skip', 'hold')),
+    keep_days   integer          not null default 0 check (keep_days between 0 and 3650)
+);
+
+-- What waits to be published: insert and delete only, never updated. The shard is computed here and nowhere else, so
+-- that no client can compute it differently; hashtextextended on collation "C" hashes bytes, and its value needs to
+-- be stable only among the rows of one key that wait at the same time (dump and restore recompute all of them alike).
+-- vacuum_truncate is off: truncation wants ACCESS EXCLUSIVE and leaves a table of 0 pages that spoils cached plans.
+create table commitbox.outbox_message (
+    id           bigint           not null default nextval('commitbox.outbox_seq'),
+    created_at   timestamptz      not null default clock_timestamp(),
+    message_id   uuid             not null,
+    shard        smallint         not null generated always as
+                     ((hashtextextended(coalesce(key, message_id::text) collate "C", 0) & 63)::smallint) stored,
+    channel      text collate "C" not null,
+    key          text collate "C",
+    topic        text collate "C" not null,
+    content_type text,
+    headers      jsonb            not null default '{}',
+    payload      bytea            not null,
+    primary key (channel, shard, id),
+    constraint outbox_message_lengths check (
+        octet_length(channel) between 1 and 63
+        and octet_length(topic) between 1 and 255
+        and octet_length(key) between 1 and 512
+        and octet_length(content_type) between 1 and 255),
+    constraint outbox_message_headers check (jsonb_typeof(headers) = 'object')
+) with (
+    autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_insert_threshold = -1,
+    autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 1000000,
+    vacuum_truncate = false, vacuum_index_cleanup = on,
+    toast.autovacuum_vacuum_scale_factor = 0, toast.autovacuum_vacuum_threshold = 20000,
+    toast.autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_cost_delay = 0,
+    toast.vacuum_truncate = false, toast.vacuum_index_cleanup = on);
+
+-- The one lease row of a running relay. Only its owner renews it; others delete it once it has expired.
+create table commitbox.outbox_relay (
+    owner       uuid             not null primary key,
+    channel     text collate "C" not null references commitbox.outbox_channel,
+    joined_at   timestamptz      not null default clock_timestamp(),
+    lease_until timestamptz      not null
+) with (fillfactor = 20);
+
+-- Who owns a shard. An owner without a lease row owns nothing. unclean: the former owner did not hand the shard over.
+create table commitbox.outbox_shard (
+    channel     text collate "C" not null references commitbox.outbox_channel,
+    shard       smallint         not null check (shard between 0 and 63),
+    owner       uuid,
+    epoch       bigint           not null default 0,
+    unclean     boolean          not null default false,
+    probe_id    bigint,
+    probe_count integer          not null default 0,
+    primary key (channel, shard)
+) with (fillfactor = 50);
+
+-- One row per key that may not flow, because the message at its head failed, died under policy hold, or was parked.
+create table commitbox.outbox_blocked (
+    channel text collate "C" not null,
+    shard   smallint         not null,
+    key     text collate "C" not null,
+    since   timestamptz      not null default clock_timestamp(),
+    due_at  timestamptz      not null,
+    reason  text collate "C" not null check (reason in ('retry', 'dead', 'parked')),
+    primary key (channel, shard, key),
+    foreign key (channel, shard) references commitbox.outbox_shard,
+    constraint outbox_blocked_due check ((reason = 'retry') = (due_at < 'infinity'))
+);
+create index outbox_blocked_due_at on commitbox.outbox_blocked (channel, shard, due_at);
+
+-- Failed messages and those behind them. The head of a key is its lowest id; a key's due time is its blocked row's,
+-- a message without a key has its own. The foreign key makes a follower without a blocked row impossible.
+create table commitbox.outbox_deferred (
+    id           bigint           not null,
+    created_at   timestamptz      not null,
+    message_id   uuid             not null,
+    shard        smallint         not null,
+    attempts     integer          not null default 0 check (attempts >= 0),
+    channel      text collate "C" not null,
+    key          text collate "C",
+    topic        text collate "C" not null,
+    content_type text,
+    headers      jsonb            not null,
+    payload      bytea            not null,
+    due_at       timestamptz,
+    deferred_at  timestamptz      not null default clock_timestamp(),
+    last_error   text check (octet_length(last_error) <= 2048),
+    primary key (channel, shard, id),
+    foreign key (channel, shard, key) references commitbox.outbox_blocked,
+    constraint outbox_deferred_due check ((key is null) = (due_at is not null))
+);
+create index outbox_deferred_key on commitbox.outbox_deferred (channel, shard, key, id) where key is not null;
+create index outbox_deferred_due_at on commitbox.outbox_deferred (channel, shard, due_at) where key is null;
+create index outbox_deferred_message_id on commitbox.outbox_deferred (message_id);
+
+-- Messages that are given up until a person decides: listed, requeued or discarded, never removed by themselves.
+create table commitbox.outbox_dead (
+    id           bigint           not null,
+    created_at   timestamptz      not null,
+    message_id   uuid             not null,
+    shard        smallint         not null,
+    attempts     integer          not null,
+    channel      text collate "C" not null,
+    key          text collate "C",
+    topic        text collate "C" not null,
+    content_type text,
+    headers      jsonb            not null,
+    payload      bytea            not null,
+    dead_at      timestamptz      not null default clock_timestamp(),
+    last_error   text check (octet_length(last_error) <= 2048),
+    primary key (channel, shard, id)
+);
+create index outbox_dead_message_id on commitbox.outbox_dead (message_id);
+create index outbox_dead_topic on commitbox.outbox_dead (channel, topic, dead_at);
+
+-- +goose Down
+drop table commitbox.outbox_dead;
+drop table commitbox.outbox_deferred;
+drop table commitbox.outbox_blocked;
+drop table commitbox.outbox_shard;
+drop table commitbox.outbox_relay;
+drop table commitbox.outbox_message;
+drop table commitbox.outbox_channel;
+drop sequence commitbox.outbox_epoch;
+drop sequence commitbox.outbox_seq;

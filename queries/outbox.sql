@@ -1,0 +1,13 @@
+-- name: Enqueue :exec
+-- Stores messages in the caller's transaction, in the order given. Locks: RowExclusive on the table only; the relay
+-- reads exactly that lock to know who may still commit a lower id, and PostgreSQL takes it before nextval is
+-- evaluated. No RETURNING, so that the writer's role needs INSERT and USAGE on the sequence and nothing else. Headers
+-- travel as text[], because a jsonb[] argument cannot be told from bytea[] in pgx's exec mode. Two writers never
+-- conflict: the sequence makes the key.
+insert into commitbox.outbox_message (message_id, channel, key, topic, content_type, headers, payload)
+select u.message_id, u.channel, nullif(u.key, ''), u.topic, nullif(u.content_type, ''), u.headers::jsonb, u.payload
+from rows from (
+    unnest(@message_ids::uuid[]), unnest(@channels::text[]), unnest(@keys::text[]), unnest(@topics::text[]),
+    unnest(@content_types::text[]), unnest(@headers::text[]), unnest(@payloads::bytea[])
+) with ordinality as u (message_id, channel, key, topic, content_type, headers, payload, position)
+order by u.position;

@@ -1,0 +1,99 @@
+-- name: DeleteConfirmed :execrows
+-- Removes messages that the broker confirmed. Not fenced: that it was confirmed is true whoever says it. Primary key;
+-- row locks of one statement, taken by nobody else. 0 or 1 row each; a shortfall means that a later owner moved the row.
+delete from commitbox.outbox_message o
+using rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[])) as c (shard, id)
+where o.channel = @channel and o.shard = c.shard and o.id = c.id;
+
+-- name: DeleteConfirmedDeferred :execrows
+-- The same for messages published straight from deferred, and for confirmed ones that were moved there meanwhile.
+delete from commitbox.outbox_deferred o
+using rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[])) as c (shard, id)
+where o.channel = @channel and o.shard = c.shard and o.id = c.id;
+
+-- name: DeleteConfirmedDead :execrows
+-- The same for confirmed messages that were declared dead meanwhile.
+delete from commitbox.outbox_dead o
+using rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[])) as c (shard, id)
+where o.channel = @channel and o.shard = c.shard and o.id = c.id;
+
+-- name: Fence :many
+-- The first statement of every change of state: locks the shard rows in key order and returns those still held under
+-- the epoch sent; the others are lost. Waiting behind a takeover re-checks owner and epoch on the newest version. What
+-- follows looks in fresh statements of the same transaction.
+select s.shard from commitbox.outbox_shard s
+where s.channel = @channel and s.owner = @owner::uuid
+  and (s.shard, s.epoch) in (select f.shard, f.epoch from rows from (unnest(@shards::smallint[]), unnest(@epochs::bigint[])) as f (shard, epoch))
+order by s.shard for no key update;
+
+-- name: BlockKeys :exec
+-- Blocks keys, or moves the due time of keys that wait for a retry. After the fence. Primary key, in key order. A key
+-- that an operator parked or that a dead message holds keeps its reason.
+insert into commitbox.outbox_blocked as b (channel, shard, key, due_at, reason)
+select @channel, u.shard, u.key, clock_timestamp() + make_interval(secs => u.delay), 'retry'
+from rows from (unnest(@shards::smallint[]), unnest(@keys::text[]), unnest(@delays::float8[])) as u (shard, key, delay)
+order by u.shard, u.key
+on conflict (channel, shard, key) do update set due_at = excluded.due_at where b.reason = 'retry';
+
+-- name: DeferMessages :execrows
+-- Moves messages from hot to deferred: a failed head with its error, a follower with none. After the fence. Primary
+-- key. A row that somebody removed meanwhile is not there and is not made again.
+with u as materialized (
+    select x.shard, x.id, x.attempts, x.error, x.delay
+    from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[]), unnest(@attempts::integer[]), unnest(@errors::text[]), unnest(@delays::float8[]))
+        as x (shard, id, attempts, error, delay)
+), gone as (
+    delete from commitbox.outbox_message m using u
+    where m.channel = @channel and m.shard = u.shard and m.id = u.id
+    returning m.id, m.created_at, m.message_id, m.shard, m.channel, m.key, m.topic, m.content_type, m.headers, m.payload
+)
+insert into commitbox.outbox_deferred (id, created_at, message_id, shard, attempts, channel, key, topic, content_type, headers, payload, due_at, last_error)
+select g.id, g.created_at, g.message_id, g.shard, u.attempts, g.channel, g.key, g.topic, g.content_type, g.headers, g.payload,
+       case when g.key is null then clock_timestamp() + make_interval(secs => u.delay) end, nullif(u.error, '')
+from gone g join u on u.shard = g.shard and u.id = g.id;
+
+-- name: FailDeferred :execrows
+-- Counts a further failure of deferred messages and sets the time of those without a key. After the fence. Primary key.
+update commitbox.outbox_deferred d
+set attempts = d.attempts + 1, last_error = u.error,
+    due_at = case when d.key is null then clock_timestamp() + make_interval(secs => u.delay) end
+from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[]), unnest(@errors::text[]), unnest(@delays::float8[])) as u (shard, id, error, delay)
+where d.channel = @channel and d.shard = u.shard and d.id = u.id;
+
+-- name: BuryMessages :execrows
+-- Declares messages dead, from wherever they are. After the fence. Primary keys. The deletes decide: a row that
+-- somebody removed meanwhile is not made again.
+with u as materialized (
+    select x.shard, x.id, x.error
+    from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[]), unnest(@errors::text[])) as x (shard, id, error)
+), hot as (
+    delete from commitbox.outbox_message m using u
+    where m.channel = @channel and m.shard = u.shard and m.id = u.id
+    returning m.id, m.created_at, m.message_id, m.shard, 0 as attempts, m.channel, m.key, m.topic, m.content_type, m.headers, m.payload
+), deferred as (
+    delete from commitbox.outbox_deferred d using u
+    where d.channel = @channel and d.shard = u.shard and d.id = u.id
+    returning d.id, d.created_at, d.message_id, d.shard, d.attempts, d.channel, d.key, d.topic, d.content_type, d.headers, d.payload
+), gone as (
+    select * from hot union all select * from deferred
+)
+insert into commitbox.outbox_dead (id, created_at, message_id, shard, attempts, channel, key, topic, content_type, headers, payload, last_error)
+select g.id, g.created_at, g.message_id, g.shard, g.attempts + 1, g.channel, g.key, g.topic, g.content_type, g.headers, g.payload, nullif(u.error, '')
+from gone g join u on u.shard = g.shard and u.id = g.id;
+
+-- name: HoldKeys :exec
+-- Policy hold: the dead message keeps its key blocked until an operator decides. After the fence. Primary key, in key order.
+insert into commitbox.outbox_blocked as b (channel, shard, key, due_at, reason)
+select @channel, u.shard, u.key, 'infinity', 'dead'
+from rows from (unnest(@shards::smallint[]), unnest(@keys::text[])) as u (shard, key)
+order by u.shard, u.key
+on conflict (channel, shard, key) do update set due_at = 'infinity', reason = 'dead' where b.reason = 'retry';
+
+-- name: UnblockKeys :many
+-- Lets keys flow again behind which nothing is left. After the fence, as its own statement: a look in the statement
+-- that takes the fence sees the time before it waited. Returns the keys that are free now.
+delete from commitbox.outbox_blocked b
+using rows from (unnest(@shards::smallint[]), unnest(@keys::text[])) as u (shard, key)
+where b.channel = @channel and b.shard = u.shard and b.key = u.key and b.reason = 'retry'
+  and not exists (select 1 from commitbox.outbox_deferred d where d.channel = b.channel and d.shard = b.shard and d.key = b.key)
+returning b.shard, b.key;
