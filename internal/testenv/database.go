@@ -4,37 +4,14 @@ import (
 	"context"
 	"fmt"
 	"net/url"
-	"os"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/commitbox/commitbox/internal/devserver"
 )
 
 // poolSize bounds the connections of one [DB.Pool]. They are opened on demand.
 const poolSize = 16
-
-var sharedPostgres = &server{
-	name: "postgres",
-	env:  []string{"COMMITBOX_TEST_POSTGRES", "DATABASE_URL"},
-	start: func(ctx context.Context) (*devserver.Server, error) {
-		return devserver.StartPostgres(ctx, devserver.PostgresOptions{BinDir: os.Getenv("COMMITBOX_PG_BIN")})
-	},
-}
-
-var sharedBouncer = &server{
-	name: "pgbouncer",
-	env:  []string{"COMMITBOX_TEST_PGBOUNCER"},
-	start: func(ctx context.Context) (*devserver.Server, error) {
-		target, err := sharedPostgres.address()
-		if err != nil {
-			return nil, err
-		}
-		return devserver.StartPgBouncer(ctx, devserver.PgBouncerOptions{Target: target})
-	},
-}
 
 // DB is a database of one test on the shared PostgreSQL. It is dropped when the
 // test ends, together with whatever sessions are left in it.
@@ -101,13 +78,16 @@ func drop(t testing.TB, a *admin, name string) {
 	}
 }
 
-func newPool(t testing.TB, url string) *pgxpool.Pool {
+func newPool(t testing.TB, url string, options ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		t.Fatal(err)
 	}
 	config.MaxConns = poolSize
+	for _, option := range options {
+		option(config)
+	}
 	pool, err := pgxpool.NewWithConfig(context.Background(), config)
 	if err != nil {
 		t.Fatal(err)

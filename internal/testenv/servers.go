@@ -1,11 +1,33 @@
 package testenv
 
 import (
+	"cmp"
 	"context"
+	"os"
 	"testing"
 
 	"github.com/commitbox/commitbox/internal/devserver"
 )
+
+var sharedPostgres = &server{
+	name: "postgres",
+	env:  []string{"COMMITBOX_TEST_POSTGRES", "DATABASE_URL"},
+	start: func(ctx context.Context) (*devserver.Server, error) {
+		return startPostgres(ctx, devserver.PostgresOptions{})
+	},
+}
+
+var sharedBouncer = &server{
+	name: "pgbouncer",
+	env:  []string{"COMMITBOX_TEST_PGBOUNCER"},
+	start: func(ctx context.Context) (*devserver.Server, error) {
+		target, err := sharedPostgres.address()
+		if err != nil {
+			return nil, err
+		}
+		return devserver.StartPgBouncer(ctx, devserver.PgBouncerOptions{Target: target})
+	},
+}
 
 var sharedRedis = &server{
 	name: "redis",
@@ -45,8 +67,14 @@ func sharedAddress(t testing.TB, s *server) string {
 func PrivatePostgres(t testing.TB, o devserver.PostgresOptions) *devserver.Server {
 	t.Helper()
 	return private(t, "postgres", func(ctx context.Context) (*devserver.Server, error) {
-		return devserver.StartPostgres(ctx, o)
+		return startPostgres(ctx, o)
 	})
+}
+
+// startPostgres takes the programs that the environment names, if any.
+func startPostgres(ctx context.Context, o devserver.PostgresOptions) (*devserver.Server, error) {
+	o.BinDir = cmp.Or(o.BinDir, os.Getenv("COMMITBOX_PG_BIN"))
+	return devserver.StartPostgres(ctx, o)
 }
 
 // PrivateRedis starts a Redis for this test alone.

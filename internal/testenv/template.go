@@ -14,9 +14,12 @@ import (
 	"github.com/commitbox/commitbox/migrations"
 )
 
-// The advisory lock (two keys, a space of its own) under which a test process
-// looks for the template and makes it.
-const templateLock = `pg_advisory_lock(1128419928, 1)`
+// The advisory lock under which a test process looks for the template and makes
+// it. Locks of two keys never meet the one-key locks of the databases' owners.
+const (
+	lockTemplate   = `SELECT pg_advisory_lock(1128419928, 1)`
+	unlockTemplate = `SELECT pg_advisory_unlock(1128419928, 1)`
+)
 
 // createMigrated makes a database with all migrations and returns its name. The
 // first call on a server makes the template; later ones, from any test process,
@@ -40,11 +43,11 @@ func (a *admin) needTemplate(ctx context.Context, name string) (err error) {
 	if exists, err := a.exists(ctx, name); exists || err != nil {
 		return err
 	}
-	if _, err := a.conn.Exec(ctx, `SELECT `+templateLock); err != nil {
+	if _, err := a.conn.Exec(ctx, lockTemplate); err != nil {
 		return err
 	}
 	defer func() {
-		_, unlocked := a.conn.Exec(ctx, `SELECT pg_advisory_unlock_all(), pg_advisory_lock($1)`, a.key)
+		_, unlocked := a.conn.Exec(ctx, unlockTemplate)
 		err = errors.Join(err, unlocked)
 	}()
 	if exists, err := a.exists(ctx, name); exists || err != nil {
