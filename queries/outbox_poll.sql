@@ -24,13 +24,13 @@ select w.id, w.created_at, w.message_id, w.shard, coalesce(w.key, '')::text as k
 from (
     select m.id, m.created_at, m.message_id, m.shard, m.key, m.topic, m.content_type, m.headers, m.payload,
            sum(octet_length(m.payload)) over (order by m.n, m.shard rows between unbounded preceding and 1 preceding) as before
-    from rows from (unnest(@shards::smallint[]), unnest(@floors::bigint[])) as s (shard, floor)
+    from rows from (unnest(@shards::smallint[]), unnest(@floors::bigint[]), unnest(@limits::integer[])) as s (shard, floor, row_limit)
     cross join lateral (
         select o.id, o.created_at, o.message_id, o.shard, o.key, o.topic, o.content_type, o.headers, o.payload,
                row_number() over (order by o.id) as n
         from commitbox.outbox_message o
         where o.channel = @channel and o.shard = s.shard and o.id > s.floor
-        order by o.id limit @shard_limit::integer
+        order by o.id limit s.row_limit
     ) m
 ) w
 where coalesce(w.before, 0) < @byte_limit::bigint

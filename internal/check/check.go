@@ -56,3 +56,16 @@ func Ended(err error) error {
 	}
 	return err
 }
+
+// Clean makes the text of an error storable: valid UTF-8 without NUL, at most max bytes, cut at a character. Storing it
+// must never be the reason that a failure is not recorded.
+func Clean(text string, max int) string {
+	text = strings.ReplaceAll(strings.ToValidUTF8(text, "\uFFFD"), "\x00", "\uFFFD")
+	if len(text) <= max {
+		return text
+	}
+	for max > 0 && !utf8.RuneStart(text[max]) {
+		max--
+	}
+	return text[:max]
+}

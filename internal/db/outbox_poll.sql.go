@@ -244,13 +244,13 @@ select w.id, w.created_at, w.message_id, w.shard, coalesce(w.key, '')::text as k
 from (
     select m.id, m.created_at, m.message_id, m.shard, m.key, m.topic, m.content_type, m.headers, m.payload,
            sum(octet_length(m.payload)) over (order by m.n, m.shard rows between unbounded preceding and 1 preceding) as before
-    from rows from (unnest($1::smallint[]), unnest($2::bigint[])) as s (shard, floor)
+    from rows from (unnest($1::smallint[]), unnest($2::bigint[]), unnest($3::integer[])) as s (shard, floor, row_limit)
     cross join lateral (
         select o.id, o.created_at, o.message_id, o.shard, o.key, o.topic, o.content_type, o.headers, o.payload,
                row_number() over (order by o.id) as n
         from commitbox.outbox_message o
-        where o.channel = $3 and o.shard = s.shard and o.id > s.floor
-        order by o.id limit $4::integer
+        where o.channel = $4 and o.shard = s.shard and o.id > s.floor
+        order by o.id limit s.row_limit
     ) m
 ) w
 where coalesce(w.before, 0) < $5::bigint
@@ -258,11 +258,11 @@ order by w.shard, w.id
 `
 
 type PollParams struct {
-	Shards     []int16
-	Floors     []int64
-	Channel    string
-	ShardLimit int32
-	ByteLimit  int64
+	Shards    []int16
+	Floors    []int64
+	Limits    []int32
+	Channel   string
+	ByteLimit int64
 }
 
 type PollRow struct {
@@ -285,8 +285,8 @@ func (q *Queries) Poll(ctx context.Context, arg PollParams) ([]PollRow, error) {
 	rows, err := q.db.Query(ctx, Poll,
 		arg.Shards,
 		arg.Floors,
+		arg.Limits,
 		arg.Channel,
-		arg.ShardLimit,
 		arg.ByteLimit,
 	)
 	if err != nil {

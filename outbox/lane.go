@@ -1,0 +1,414 @@
+package outbox
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+const (
+	tickEvery   = time.Second
+	sweepEvery  = 10 * time.Second // one shard; stretched to 100 times what the read took
+	dueKeys     = 64               // blocked keys served per step
+	duePerKey   = 16               // messages of each
+	settleLimit = 10 * time.Second // bound of the database's work on what was published
+)
+
+// lane is a sequential loop over some of the relay's shards: read, publish, settle, read again. It has a connection of
+// its own and holds no transaction while it publishes. Everything it knows can be read from the database again, but for
+// the messages that are confirmed and not yet deleted.
+type lane struct {
+	cfg       RelayConfig
+	policy    policy
+	publisher Publisher
+	store     store
+	owner     uuid.UUID
+	lease     *lease
+	gate      *gate
+	index     int
+
+	link        link
+	shards      []*shard // in order
+	unconfirmed []ref    // confirmed by the broker, delete not acknowledged
+	published   int      // confirmed since the lane was made
+
+	seen       view
+	more       bool // the last read found something, or a key was freed: look again
+	rested     time.Time
+	rests      int // consecutive, with the destination away
+	nextTick   time.Time
+	nextDue    time.Time // zero: not known; see never
+	nextSweep  time.Time
+	sweepShard int
+}
+
+// shard is what a lane knows of one shard.
+type shard struct {
+	holding
+	floor   int64
+	limit   int32
+	blocked map[string]bool
+}
+
+var never = time.Unix(1<<40, 0)
+
+// step does one round: what is due, then what is new. worked says that another round may follow at once.
+func (l *lane) step(ctx context.Context) (worked bool, err error) {
+	defer func() {
+		if err != nil {
+			l.forget()
+		}
+	}()
+	if err := l.prepare(ctx); err != nil {
+		return false, err
+	}
+	if time.Now().Before(l.rested) {
+		return false, nil
+	}
+	worked, err = l.serveDue(ctx)
+	if err != nil || ctx.Err() != nil {
+		return worked, err
+	}
+	read, err := l.serveHot(ctx)
+	return worked || read, err
+}
+
+// prepare brings the lane to a state from which it may read: connected, leftovers settled, ownership known.
+func (l *lane) prepare(ctx context.Context) (err error) {
+	if l.link == nil {
+		if l.link, err = l.store.connect(ctx); err != nil {
+			return err
+		}
+	}
+	if err := l.confirm(ctx); err != nil {
+		return err
+	}
+	if now := time.Now(); !now.Before(l.nextTick) {
+		l.nextTick = now.Add(tickEvery)
+		return l.tick(ctx)
+	}
+	return nil
+}
+
+// tick looks what the lane owns. A shard with another epoch than before is read anew: somebody worked on it.
+func (l *lane) tick(ctx context.Context) error {
+	held, hold, err := l.link.owned(ctx, l.owner)
+	if err != nil {
+		return err
+	}
+	l.policy.hold = hold
+	known := make(map[holding]*shard, len(l.shards))
+	for _, s := range l.shards {
+		known[s.holding] = s
+	}
+	l.shards = l.shards[:0]
+	var fresh []*shard
+	for _, h := range held {
+		if int(h.shard)%l.cfg.Lanes != l.index {
+			continue
+		}
+		s := known[h]
+		if s == nil {
+			s = &shard{holding: h, limit: int32(max(1, l.cfg.Batch*l.cfg.Lanes/shards)), blocked: make(map[string]bool)}
+			fresh = append(fresh, s)
+		}
+		l.shards = append(l.shards, s)
+	}
+	if len(fresh) == 0 {
+		return nil
+	}
+	l.more, l.nextDue = true, time.Time{}
+	return l.loadBlocked(ctx, fresh)
+}
+
+func (l *lane) loadBlocked(ctx context.Context, fresh []*shard) error {
+	ids := make([]int16, len(fresh))
+	for i, s := range fresh {
+		ids[i] = s.shard
+	}
+	keys, err := l.link.blocked(ctx, ids)
+	if err != nil {
+		return err
+	}
+	for _, k := range keys {
+		if s := l.find(k.shard); s != nil {
+			s.blocked[k.key] = true
+		}
+	}
+	return nil
+}
+
+func (l *lane) find(id int16) *shard {
+	i, ok := slices.BinarySearchFunc(l.shards, id, func(s *shard, id int16) int { return int(s.shard) - int(id) })
+	if !ok {
+		return nil
+	}
+	return l.shards[i]
+}
+
+func (l *lane) shardIDs() []int16 {
+	ids := make([]int16, len(l.shards))
+	for i, s := range l.shards {
+		ids[i] = s.shard
+	}
+	return ids
+}
+
+// forget drops everything that was learned over a connection that failed.
+func (l *lane) forget() {
+	if l.link != nil {
+		l.link.close()
+		l.link = nil
+	}
+	l.shards, l.nextTick, l.nextDue, l.seen = nil, time.Time{}, time.Time{}, view{}
+}
+
+// serveDue publishes what was deferred until now, straight from there, and frees the keys behind which nothing is left.
+func (l *lane) serveDue(ctx context.Context) (worked bool, err error) {
+	if time.Now().Before(l.nextDue) || len(l.shards) == 0 {
+		return false, nil
+	}
+	rows, err := l.link.due(ctx, l.shardIDs(), dueKeys, duePerKey)
+	if err != nil {
+		return false, err
+	}
+	if len(rows) > 0 {
+		if _, err := l.publishAndSettle(ctx, rows); err != nil {
+			return false, err
+		}
+	}
+	if err := l.freeDrained(ctx); err != nil {
+		return false, err
+	}
+	in, some, err := l.link.nextDue(ctx, l.shardIDs())
+	if err != nil {
+		return false, err
+	}
+	l.nextDue = never
+	if some {
+		l.nextDue = time.Now().Add(in)
+	}
+	return len(rows) > 0, nil
+}
+
+func (l *lane) freeDrained(ctx context.Context) error {
+	keys, err := l.link.drained(ctx, l.shardIDs(), dueKeys)
+	if err != nil || len(keys) == 0 {
+		return err
+	}
+	return l.apply(ctx, change{unblock: keys})
+}
+
+// serveHot reads what is new, moves the messages of blocked keys aside and publishes the others.
+func (l *lane) serveHot(ctx context.Context) (worked bool, err error) {
+	now, _ := l.gate.view()
+	if now.generation != l.seen.generation {
+		l.resetFloors()
+	}
+	sweeping := l.sweep()
+	if now.pulse == l.seen.pulse && !l.more && !sweeping || len(l.shards) == 0 {
+		return false, nil
+	}
+	l.seen, l.more = now, false
+	started := time.Now()
+	rows, err := l.link.poll(ctx, l.cursors(), l.cfg.BatchBytes)
+	if err != nil {
+		return false, err
+	}
+	if sweeping {
+		l.nextSweep = started.Add(max(sweepEvery, 100*time.Since(started)))
+	}
+	l.more = len(rows) > 0
+	free, err := l.moveFollowers(ctx, rows)
+	if err != nil {
+		return false, err
+	}
+	left, err := l.publishAndSettle(ctx, free)
+	if err != nil {
+		return false, err
+	}
+	l.advanceFloors(now.resolved, rows, left)
+	return len(rows) > 0, nil
+}
+
+func (l *lane) cursors() []cursor {
+	from := make([]cursor, len(l.shards))
+	for i, s := range l.shards {
+		from[i] = cursor{s.shard, s.floor, s.limit}
+	}
+	return from
+}
+
+func (l *lane) resetFloors() {
+	for _, s := range l.shards {
+		s.floor = 0
+	}
+	l.more = true
+}
+
+// sweep makes one shard be read from the bottom now and then. Floors are exact; this is for what nobody thought of.
+func (l *lane) sweep() bool {
+	if time.Now().Before(l.nextSweep) || len(l.shards) == 0 {
+		return false
+	}
+	l.nextSweep = time.Now().Add(sweepEvery)
+	l.sweepShard = (l.sweepShard + 1) % len(l.shards)
+	l.shards[l.sweepShard].floor = 0
+	return true
+}
+
+// moveFollowers moves messages of blocked keys behind their heads and returns the other rows.
+func (l *lane) moveFollowers(ctx context.Context, rows []row) ([]row, error) {
+	var c change
+	free := make([]row, 0, len(rows))
+	for _, r := range rows {
+		if s := l.find(r.shard); r.Key != "" && s != nil && s.blocked[r.Key] {
+			c.deferred = append(c.deferred, failure{ref: r.ref})
+		} else {
+			free = append(free, r)
+		}
+	}
+	return free, l.apply(ctx, c)
+}
+
+// publishAndSettle publishes rows, deletes what was confirmed and records what failed. It returns the rows that stay.
+func (l *lane) publishAndSettle(ctx context.Context, rows []row) (left []row, err error) {
+	if len(rows) == 0 {
+		return nil, nil
+	}
+	verdicts, err := l.deliver(ctx, rows)
+	if err != nil {
+		return nil, err
+	}
+	d := l.policy.decide(rows, verdicts)
+	l.unconfirmed = append(l.unconfirmed, d.confirmed...)
+	l.published += len(d.confirmed)
+	if err := l.confirm(ctx); err != nil {
+		return nil, err
+	}
+	l.logFailures(rows, verdicts, d)
+	if err := l.apply(ctx, d.change); err != nil {
+		return nil, err
+	}
+	l.rest(d)
+	for _, i := range d.left {
+		left = append(left, rows[i])
+	}
+	return left, nil
+}
+
+// confirm deletes what the broker has confirmed. Until it is acknowledged nothing else is done, so that nothing
+// confirmed is read and published again.
+func (l *lane) confirm(ctx context.Context) error {
+	if len(l.unconfirmed) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleLimit)
+	defer cancel()
+	if err := l.link.confirm(ctx, l.unconfirmed); err != nil {
+		return fmt.Errorf("delete %d confirmed messages: %w", len(l.unconfirmed), err)
+	}
+	l.unconfirmed = nil
+	return nil
+}
+
+// apply makes a change of state and keeps the lane's memory in step with it.
+func (l *lane) apply(ctx context.Context, c change) error {
+	if c.empty() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleLimit)
+	defer cancel()
+	epochs := make(map[int16]int64, len(l.shards))
+	for _, s := range l.shards {
+		epochs[s.shard] = s.epoch
+	}
+	done, err := l.link.apply(ctx, l.owner, epochs, c)
+	if err != nil {
+		return fmt.Errorf("record failures: %w", err)
+	}
+	for _, b := range c.block {
+		l.block(b.keyRef, b.delay)
+	}
+	for _, k := range c.hold {
+		l.block(k, time.Hour)
+	}
+	for _, f := range slices.Concat(c.deferred, c.failed) {
+		if f.text != "" {
+			l.dueIn(f.delay)
+		}
+	}
+	for _, k := range done.free {
+		if s := l.find(k.shard); s != nil {
+			delete(s.blocked, k.key)
+			l.more = true
+		}
+	}
+	if len(done.lost) > 0 {
+		l.shards = slices.DeleteFunc(l.shards, func(s *shard) bool { return slices.Contains(done.lost, s.shard) })
+		l.nextTick = time.Time{}
+	}
+	return nil
+}
+
+func (l *lane) block(k keyRef, delay time.Duration) {
+	if s := l.find(k.shard); s != nil {
+		s.blocked[k.key] = true
+		l.dueIn(delay)
+	}
+}
+
+func (l *lane) dueIn(delay time.Duration) {
+	if at := time.Now().Add(delay); at.Before(l.nextDue) {
+		l.nextDue = at
+	}
+}
+
+// rest makes the lane wait where the next round would meet the same obstacle: longer and longer while the destination
+// is away, a moment where nothing could be tried because the lease is about to end.
+func (l *lane) rest(d decision) {
+	switch {
+	case d.away != nil:
+		l.rests++
+		delay := backoff{l.cfg.BackoffBase / 4, min(l.cfg.BackoffMax, 10*time.Second)}.next(l.rests)
+		l.rested = time.Now().Add(delay)
+		l.cfg.Logger.Warn("outbox: destination is away", "channel", l.cfg.Channel, "lane", l.index, "error", d.away, "retry_in", delay)
+	case len(d.confirmed) > 0:
+		l.rests = 0
+	case !d.tried:
+		l.rested = time.Now().Add(l.cfg.PollMax)
+	}
+}
+
+func (l *lane) advanceFloors(resolved int64, rows, left []row) {
+	remaining := make(map[int16]int64)
+	for _, r := range slices.Backward(left) {
+		remaining[r.shard] = r.id
+	}
+	var bytes int64
+	for i := range rows {
+		bytes += int64(len(rows[i].Payload))
+	}
+	cut := bytes >= l.cfg.BatchBytes
+	limits, got := make([]int32, len(l.shards)), make([]int, len(l.shards))
+	for i, s := range l.shards {
+		for len(rows) > 0 && rows[0].shard < s.shard { // of a shard that was lost meanwhile
+			rows = rows[1:]
+		}
+		n := 0
+		for n < len(rows) && rows[n].shard == s.shard {
+			n++
+		}
+		read := rows[:n]
+		rows = rows[n:]
+		s.floor = advance(s.floor, resolved, read, remaining[s.shard], n < int(s.limit) && !cut)
+		limits[i], got[i] = s.limit, n
+	}
+	fairLimits(limits, got, l.cfg.Batch)
+	for i, s := range l.shards {
+		s.limit = limits[i]
+	}
+}

@@ -1,0 +1,343 @@
+package outbox
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/commitbox/commitbox/internal/db"
+	"github.com/commitbox/commitbox/internal/ownpool"
+	"github.com/commitbox/commitbox/internal/schema"
+)
+
+// postgres is the store in PostgreSQL.
+type postgres struct {
+	channel string
+	lease   float64 // seconds
+	schema  schema.Name
+	pool    *pgxpool.Pool
+}
+
+// openPostgres opens the relay's own connections. Statements are described once and planned for every call: a generic
+// plan that was made while the table was empty would stay. This works through a transaction pooler too.
+func openPostgres(ctx context.Context, pool *pgxpool.Pool, cfg RelayConfig) (store, func(), error) {
+	name, err := schema.Parse(cfg.Schema)
+	if err != nil {
+		return nil, nil, fmt.Errorf("outbox: %w", err)
+	}
+	const gateAndHeartbeat = 2
+	own, err := ownpool.Open(ctx, pool, int32(cfg.Lanes)+gateAndHeartbeat, pgx.QueryExecModeCacheDescribe)
+	if err != nil {
+		return nil, nil, fmt.Errorf("outbox: open the relay's connections: %w", err)
+	}
+	return &postgres{cfg.Channel, cfg.Lease.Seconds(), name, own}, own.Close, nil
+}
+
+func id(u uuid.UUID) pgtype.UUID { return pgtype.UUID{Bytes: u, Valid: true} }
+
+var readCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}
+
+// join: the rows first, each alone; then, under the lock on the channel, the look and the claim in fresh statements.
+func (p *postgres) join(ctx context.Context, owner uuid.UUID) (joined bool, held []holding, err error) {
+	q := db.New(p.schema.On(p.pool))
+	if err := q.RegisterChannel(ctx, p.channel); err != nil {
+		return false, nil, err
+	}
+	if err := q.RegisterShards(ctx, p.channel); err != nil {
+		return false, nil, err
+	}
+	err = pgx.BeginTxFunc(ctx, p.pool, readCommitted, func(tx pgx.Tx) error {
+		q := db.New(p.schema.On(tx))
+		if _, err := q.LockChannel(ctx, p.channel); err != nil {
+			return err
+		}
+		if _, err := q.ReapRelays(ctx, p.channel); err != nil {
+			return err
+		}
+		if n, err := q.CountRelays(ctx, p.channel); err != nil || n > 0 {
+			return err
+		}
+		joined = true
+		if err := q.JoinRelay(ctx, db.JoinRelayParams{Owner: id(owner), Channel: p.channel, LeaseSeconds: p.lease}); err != nil {
+			return err
+		}
+		claimed, err := q.ClaimShards(ctx, db.ClaimShardsParams{Channel: p.channel, Owner: id(owner)})
+		for _, c := range claimed {
+			held = append(held, holding{c.Shard, c.Epoch})
+		}
+		return err
+	})
+	return joined && err == nil, held, err
+}
+
+func (p *postgres) renew(ctx context.Context, owner uuid.UUID) (bool, error) {
+	n, err := db.New(p.schema.On(p.pool)).RenewRelay(ctx, db.RenewRelayParams{LeaseSeconds: p.lease, Owner: id(owner)})
+	return n == 1, err
+}
+
+func (p *postgres) leave(ctx context.Context, owner uuid.UUID) error {
+	return db.New(p.schema.On(p.pool)).LeaveRelay(ctx, db.LeaveRelayParams{Channel: p.channel, Owner: id(owner)})
+}
+
+func (p *postgres) connect(ctx context.Context) (link, error) {
+	conn, err := p.pool.Acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &postgresLink{p, conn, db.New(p.schema.On(conn))}, nil
+}
+
+// postgresLink is one connection of the relay's.
+type postgresLink struct {
+	*postgres
+	conn *pgxpool.Conn
+	q    *db.Queries
+}
+
+// close ends the connection, for it is closed because something failed on it, or because the relay stops.
+func (l *postgresLink) close() {
+	conn := l.conn.Hijack()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	conn.Close(ctx)
+}
+
+func (l *postgresLink) position(ctx context.Context) (int64, error) { return l.q.LastPosition(ctx) }
+
+func (l *postgresLink) serverStart(ctx context.Context) (time.Time, error) {
+	return l.q.ServerStart(ctx)
+}
+
+func (l *postgresLink) writers(ctx context.Context) ([]writer, error) {
+	open, err := l.q.OpenWriters(ctx)
+	writers := make([]writer, len(open))
+	for i, w := range open {
+		writers[i] = writer{w.Writer, w.Pid}
+	}
+	return writers, err
+}
+
+func (l *postgresLink) owned(ctx context.Context, owner uuid.UUID) (held []holding, hold bool, err error) {
+	policy, err := l.q.ChannelPolicy(ctx, l.channel)
+	if err != nil {
+		return nil, false, err
+	}
+	owned, err := l.q.OwnedShards(ctx, db.OwnedShardsParams{Channel: l.channel, Owner: id(owner)})
+	for _, o := range owned {
+		held = append(held, holding{o.Shard, o.Epoch})
+	}
+	return held, policy == "hold", err
+}
+
+func (l *postgresLink) poll(ctx context.Context, from []cursor, bytes int64) ([]row, error) {
+	p := db.PollParams{Channel: l.channel, ByteLimit: bytes}
+	for _, c := range from {
+		p.Shards = append(p.Shards, c.shard)
+		p.Floors = append(p.Floors, c.floor)
+		p.Limits = append(p.Limits, c.limit)
+	}
+	read, err := l.q.Poll(ctx, p)
+	rows := make([]row, len(read))
+	for i, r := range read {
+		rows[i] = l.row(ref{r.Shard, r.ID, false}, db.DueDeferredRow{MessageID: r.MessageID, CreatedAt: r.CreatedAt, Key: r.Key,
+			Topic: r.Topic, ContentType: r.ContentType, Headers: r.Headers, Payload: r.Payload})
+	}
+	return rows, err
+}
+
+func (l *postgresLink) due(ctx context.Context, shards []int16, keys, perKey int) ([]row, error) {
+	read, err := l.q.DueDeferred(ctx, db.DueDeferredParams{Channel: l.channel, Shards: shards, KeyLimit: int32(keys), PerKey: int32(perKey)})
+	rows := make([]row, len(read))
+	for i, r := range read {
+		rows[i] = l.row(ref{r.Shard, r.ID, true}, r)
+	}
+	return rows, err
+}
+
+// row makes what a publisher gets. Headers that cannot be read make the row bad, not the batch.
+func (l *postgresLink) row(at ref, r db.DueDeferredRow) row {
+	out := row{ref: at, Record: Record{
+		Message:  Message{ID: r.MessageID.Bytes, Channel: l.channel, Topic: r.Topic, Key: r.Key, ContentType: r.ContentType, Payload: r.Payload},
+		Position: at.id, EnqueuedAt: r.CreatedAt, Attempt: int(r.Attempts) + 1,
+	}}
+	if string(r.Headers) != "{}" {
+		if err := json.Unmarshal(r.Headers, &out.Headers); err != nil {
+			out.bad = fmt.Errorf("headers are not an object of strings: %w", err)
+		}
+	}
+	return out
+}
+
+func (l *postgresLink) blocked(ctx context.Context, shards []int16) ([]keyRef, error) {
+	read, err := l.q.BlockedKeys(ctx, db.BlockedKeysParams{Channel: l.channel, Shards: shards})
+	keys := make([]keyRef, len(read))
+	for i, k := range read {
+		keys[i] = keyRef{k.Shard, k.Key}
+	}
+	return keys, err
+}
+
+func (l *postgresLink) drained(ctx context.Context, shards []int16, limit int) ([]keyRef, error) {
+	read, err := l.q.DueDrained(ctx, db.DueDrainedParams{Channel: l.channel, Shards: shards, KeyLimit: int32(limit)})
+	keys := make([]keyRef, len(read))
+	for i, k := range read {
+		keys[i] = keyRef{k.Shard, k.Key}
+	}
+	return keys, err
+}
+
+func (l *postgresLink) nextDue(ctx context.Context, shards []int16) (time.Duration, bool, error) {
+	seconds, err := l.q.NextDue(ctx, db.NextDueParams{Channel: l.channel, Shards: shards})
+	if err != nil || math.IsInf(seconds, 1) {
+		return 0, false, err
+	}
+	return time.Duration(seconds * float64(time.Second)), true, nil
+}
+
+// confirm deletes hot messages first; what is missing there was deferred, or was read from there. The last look is for
+// what a later owner declared dead.
+func (l *postgresLink) confirm(ctx context.Context, confirmed []ref) error {
+	shards, ids := columns(confirmed)
+	n, err := l.q.DeleteConfirmed(ctx, db.DeleteConfirmedParams{Shards: shards, Ids: ids, Channel: l.channel})
+	left := int64(len(confirmed)) - n
+	if err != nil || left == 0 {
+		return err
+	}
+	n, err = l.q.DeleteConfirmedDeferred(ctx, db.DeleteConfirmedDeferredParams{Shards: shards, Ids: ids, Channel: l.channel})
+	if left -= n; err != nil || left == 0 {
+		return err
+	}
+	_, err = l.q.DeleteConfirmedDead(ctx, db.DeleteConfirmedDeadParams{Shards: shards, Ids: ids, Channel: l.channel})
+	return err
+}
+
+func columns(refs []ref) (shards []int16, ids []int64) {
+	for _, r := range refs {
+		shards, ids = append(shards, r.shard), append(ids, r.id)
+	}
+	return shards, ids
+}
+
+// apply: the fence first, then every change in a fresh statement, for the shards that passed it.
+func (l *postgresLink) apply(ctx context.Context, owner uuid.UUID, epochs map[int16]int64, c change) (outcome, error) {
+	var done outcome
+	err := pgx.BeginTxFunc(ctx, l.conn, readCommitted, func(tx pgx.Tx) error {
+		q := db.New(l.schema.On(tx))
+		lost, err := l.fence(ctx, q, owner, epochs, &c)
+		if err != nil {
+			return err
+		}
+		done = outcome{lost: lost}
+		for _, step := range []func(context.Context, *db.Queries, *change) error{
+			l.blockKeys, l.holdKeys, l.deferMessages, l.failDeferred, l.bury,
+		} {
+			if err := step(ctx, q, &c); err != nil {
+				return err
+			}
+		}
+		done.free, err = l.unblock(ctx, q, &c)
+		return err
+	})
+	return done, err
+}
+
+// fence locks the shards that c touches, and takes out of c what concerns shards that are lost.
+func (l *postgresLink) fence(ctx context.Context, q *db.Queries, owner uuid.UUID, epochs map[int16]int64, c *change) ([]int16, error) {
+	touched := c.shards()
+	tokens := make([]int64, len(touched))
+	for i, s := range touched {
+		tokens[i] = epochs[s]
+	}
+	kept, err := q.Fence(ctx, db.FenceParams{Channel: l.channel, Owner: id(owner), Shards: touched, Epochs: tokens})
+	if err != nil {
+		return nil, err
+	}
+	lost := slices.DeleteFunc(touched, func(s int16) bool { return slices.Contains(kept, s) })
+	if len(lost) > 0 {
+		*c = c.without(lost)
+	}
+	return lost, nil
+}
+
+func (l *postgresLink) blockKeys(ctx context.Context, q *db.Queries, c *change) error {
+	if len(c.block) == 0 {
+		return nil
+	}
+	p := db.BlockKeysParams{Channel: l.channel}
+	for _, b := range c.block {
+		p.Shards, p.Keys, p.Delays = append(p.Shards, b.shard), append(p.Keys, b.key), append(p.Delays, b.delay.Seconds())
+	}
+	return q.BlockKeys(ctx, p)
+}
+
+func (l *postgresLink) holdKeys(ctx context.Context, q *db.Queries, c *change) error {
+	if len(c.hold) == 0 {
+		return nil
+	}
+	p := db.HoldKeysParams{Channel: l.channel}
+	for _, k := range c.hold {
+		p.Shards, p.Keys = append(p.Shards, k.shard), append(p.Keys, k.key)
+	}
+	return q.HoldKeys(ctx, p)
+}
+
+func (l *postgresLink) deferMessages(ctx context.Context, q *db.Queries, c *change) error {
+	if len(c.deferred) == 0 {
+		return nil
+	}
+	p := db.DeferMessagesParams{Channel: l.channel}
+	for _, f := range c.deferred {
+		p.Shards, p.Ids, p.Attempts = append(p.Shards, f.shard), append(p.Ids, f.id), append(p.Attempts, int32(f.attempts))
+		p.Errors, p.Delays = append(p.Errors, f.text), append(p.Delays, f.delay.Seconds())
+	}
+	_, err := q.DeferMessages(ctx, p)
+	return err
+}
+
+func (l *postgresLink) failDeferred(ctx context.Context, q *db.Queries, c *change) error {
+	if len(c.failed) == 0 {
+		return nil
+	}
+	p := db.FailDeferredParams{Channel: l.channel}
+	for _, f := range c.failed {
+		p.Shards, p.Ids = append(p.Shards, f.shard), append(p.Ids, f.id)
+		p.Errors, p.Delays = append(p.Errors, f.text), append(p.Delays, f.delay.Seconds())
+	}
+	_, err := q.FailDeferred(ctx, p)
+	return err
+}
+
+func (l *postgresLink) bury(ctx context.Context, q *db.Queries, c *change) error {
+	if len(c.buried) == 0 {
+		return nil
+	}
+	p := db.BuryMessagesParams{Channel: l.channel}
+	for _, f := range c.buried {
+		p.Shards, p.Ids, p.Errors = append(p.Shards, f.shard), append(p.Ids, f.id), append(p.Errors, f.text)
+	}
+	_, err := q.BuryMessages(ctx, p)
+	return err
+}
+
+func (l *postgresLink) unblock(ctx context.Context, q *db.Queries, c *change) (free []keyRef, err error) {
+	if len(c.unblock) == 0 {
+		return nil, nil
+	}
+	p := db.UnblockKeysParams{Channel: l.channel}
+	for _, k := range c.unblock {
+		p.Shards, p.Keys = append(p.Shards, k.shard), append(p.Keys, k.key)
+	}
+	rows, err := q.UnblockKeys(ctx, p)
+	for _, r := range rows {
+		free = append(free, keyRef{r.Shard, r.Key})
+	}
+	return free, err
+}

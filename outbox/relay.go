@@ -1,0 +1,281 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Relay publishes the messages of one channel. Any number of relays may run for a channel, in any number of processes:
+// one owns it, the others wait for its lease and take over when it is handed back or has ended.
+type Relay struct {
+	cfg       RelayConfig
+	publisher Publisher
+	open      func(context.Context) (store, func(), error)
+
+	mu     sync.Mutex // held by Run, RunOnce and Close
+	manual *manual    // what RunOnce keeps until Close
+}
+
+// NewRelay returns a relay; it touches the database when it runs. The relay opens connections of its own with the
+// settings of pool, one for each lane and two more, so that a busy pool cannot cost it its lease. The error names every
+// bad field of cfg.
+func NewRelay(pool *pgxpool.Pool, publisher Publisher, cfg RelayConfig) (*Relay, error) {
+	cfg = cfg.withDefaults()
+	err := cfg.check()
+	if pool == nil {
+		err = errors.Join(err, errors.New("pool is nil"))
+	}
+	if publisher == nil {
+		err = errors.Join(err, errors.New("publisher is nil"))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("outbox: relay configuration: %w", err)
+	}
+	open := func(ctx context.Context) (store, func(), error) { return openPostgres(ctx, pool, cfg) }
+	return &Relay{cfg: cfg, publisher: publisher, open: open}, nil
+}
+
+// ErrRunning refuses a second Run, RunOnce or Close at the same time.
+var ErrRunning = errors.New("outbox: relay is already in use")
+
+// ErrStandby says that another relay owns the channel now.
+var ErrStandby = errors.New("outbox: another relay serves the channel")
+
+// Run publishes until ctx ends. It then takes no new work, waits for the Publish calls that are under way, settles their
+// messages, hands its shards over and returns nil; or an error that says what it could not hand over. While the database
+// is away it keeps trying, up to two seconds apart. The only other error is [ErrPublishStalled].
+func (r *Relay) Run(ctx context.Context) error {
+	if !r.mu.TryLock() {
+		return ErrRunning
+	}
+	defer r.mu.Unlock()
+	if r.manual != nil {
+		return fmt.Errorf("%w by RunOnce; call Close first", ErrRunning)
+	}
+	store, closeStore, err := r.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer closeStore()
+	for failures := 0; ; {
+		s, err := r.await(ctx, store)
+		if err == nil {
+			failures = 0
+			err = s.run()
+		}
+		if ctx.Err() != nil || errors.Is(err, ErrPublishStalled) {
+			return ignoreEnd(ctx, err)
+		}
+		failures++
+		delay := reconnect.next(failures)
+		r.cfg.Logger.Error("outbox: relay starts again", "channel", r.cfg.Channel, "error", err, "in", delay)
+		sleep(ctx, delay)
+	}
+}
+
+// ignoreEnd drops an error that only says that ctx has ended.
+func ignoreEnd(ctx context.Context, err error) error {
+	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+		return nil
+	}
+	return err
+}
+
+// await joins the channel's relays, waiting for as long as another one owns it.
+func (r *Relay) await(ctx context.Context, store store) (*session, error) {
+	for waiting := false; ; waiting = true {
+		s, err := newSession(ctx, r, store)
+		if !errors.Is(err, ErrStandby) {
+			return s, err
+		}
+		if !waiting {
+			r.cfg.Logger.Info("outbox: waiting, another relay serves the channel", "channel", r.cfg.Channel)
+		}
+		if !sleep(ctx, r.cfg.Renew/2+rand.N(r.cfg.Renew)) {
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// manual is what RunOnce keeps.
+type manual struct {
+	session *session
+	close   func()
+}
+
+// RunOnce does one round in every lane and returns how many messages were confirmed. The first call joins the channel's
+// relays; from then on the relay renews its lease in the background, until [Relay.Close]. [ErrStandby]: another relay
+// owns the channel. After any other error the next call joins anew.
+func (r *Relay) RunOnce(ctx context.Context) (int, error) {
+	if !r.mu.TryLock() {
+		return 0, ErrRunning
+	}
+	defer r.mu.Unlock()
+	if r.manual == nil {
+		if err := r.startManual(ctx); err != nil {
+			return 0, err
+		}
+	}
+	published, err := r.manual.session.once(ctx)
+	if err != nil {
+		return published, errors.Join(err, r.stopManual())
+	}
+	return published, nil
+}
+
+func (r *Relay) startManual(ctx context.Context) error {
+	store, closeStore, err := r.open(ctx)
+	if err != nil {
+		return err
+	}
+	s, err := newSession(context.WithoutCancel(ctx), r, store)
+	if err != nil {
+		closeStore()
+		return err
+	}
+	r.manual = &manual{s, closeStore}
+	return nil
+}
+
+func (r *Relay) stopManual() error {
+	m := r.manual
+	r.manual = nil
+	if m == nil {
+		return nil
+	}
+	defer m.close()
+	m.session.cancel(nil)
+	return m.session.end()
+}
+
+// Close hands over what [Relay.RunOnce] has joined. It is not needed after Run.
+func (r *Relay) Close() error {
+	if !r.mu.TryLock() {
+		return ErrRunning
+	}
+	defer r.mu.Unlock()
+	return r.stopManual()
+}
+
+// session is one incarnation of a relay: from joining to leaving, under one owner id.
+type session struct {
+	*Relay
+	store   store
+	member  *member
+	gate    *gate
+	lanes   []*lane
+	ctx     context.Context // ends with the caller's, or with a cause when the session cannot go on
+	cancel  context.CancelCauseFunc
+	beating chan struct{} // closed when the heartbeat has stopped
+}
+
+func newSession(ctx context.Context, r *Relay, store store) (*session, error) {
+	m, err := join(ctx, r.cfg, store)
+	if err != nil {
+		return nil, err
+	}
+	s := &session{Relay: r, store: store, member: m, gate: newGate(r.cfg, store), beating: make(chan struct{})}
+	s.ctx, s.cancel = context.WithCancelCause(ctx)
+	for i := range r.cfg.Lanes {
+		s.lanes = append(s.lanes, &lane{
+			cfg: r.cfg, publisher: r.publisher, store: store, owner: m.owner, lease: m.lease, gate: s.gate, index: i,
+			policy: policy{maxAttempts: r.cfg.MaxAttempts, backoff: backoff{r.cfg.BackoffBase, r.cfg.BackoffMax}.next},
+			more:   true,
+		})
+	}
+	go func() {
+		defer close(s.beating)
+		m.beat(s.ctx, s.cancel)
+	}()
+	return s, nil
+}
+
+// run serves until the session's context ends, and leaves.
+func (s *session) run() error {
+	var group sync.WaitGroup
+	group.Go(func() {
+		s.gate.run(s.ctx, func(err error) { s.report(err, "gate") })
+	})
+	for _, l := range s.lanes {
+		group.Go(func() { s.serve(l) })
+	}
+	group.Wait()
+	return s.end()
+}
+
+// serve runs a lane until the session ends.
+func (s *session) serve(l *lane) {
+	defer l.forget()
+	for failures := 0; s.ctx.Err() == nil; {
+		_, changed := s.gate.view()
+		worked, err := l.step(s.ctx)
+		switch {
+		case errors.Is(err, ErrPublishStalled):
+			s.cancel(err)
+		case err != nil && s.ctx.Err() == nil:
+			failures++
+			s.report(err, "lane")
+			sleep(s.ctx, reconnect.next(failures))
+		case worked:
+			failures = 0
+		default:
+			failures = 0
+			l.wait(s.ctx, changed)
+		}
+	}
+}
+
+// wait pauses until the gate has news, or the lane's next appointment.
+func (l *lane) wait(ctx context.Context, changed <-chan struct{}) {
+	now := time.Now()
+	until := min(l.nextTick.Sub(now), l.nextDue.Sub(now))
+	if rest := l.rested.Sub(now); rest > 0 {
+		until, changed = rest, nil
+	}
+	timer := time.NewTimer(max(until, 0))
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-changed:
+	case <-timer.C:
+	}
+}
+
+// once does one round.
+func (s *session) once(ctx context.Context) (published int, err error) {
+	if err := s.gate.look(ctx, time.Now()); err != nil {
+		return 0, err
+	}
+	for _, l := range s.lanes {
+		before := l.published
+		_, err := l.step(ctx)
+		published += l.published - before
+		if err = errors.Join(err, context.Cause(s.ctx)); err != nil {
+			return published, err
+		}
+	}
+	return published, nil
+}
+
+// end stops the heartbeat and hands the shards over, unless they are not the relay's any more or a call may still send.
+func (s *session) end() error {
+	<-s.beating
+	for _, l := range s.lanes {
+		l.forget()
+	}
+	s.gate.close()
+	cause := context.Cause(s.ctx)
+	if errors.Is(cause, ErrPublishStalled) || errors.Is(cause, errLeaseLost) {
+		return cause
+	}
+	if err := s.member.leave(s.ctx); err != nil {
+		return fmt.Errorf("outbox: shards of channel %s were not handed over, they are free in %v: %w", s.cfg.Channel, s.cfg.Lease, err)
+	}
+	return nil
+}

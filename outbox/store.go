@@ -1,0 +1,164 @@
+package outbox
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// shards is the number of shards of a channel. It is fixed by the schema.
+const shards = 64
+
+// store is what a relay asks of the database, one channel of it. The protocol lives in the relay, the atomic steps here.
+// Every method is one transaction; after an error it is not known whether it took place.
+type store interface {
+	// join makes the relay a member, if it may be one now, and gives it its shards.
+	join(ctx context.Context, owner uuid.UUID) (joined bool, held []holding, err error)
+	// renew prolongs the lease; false: it has ended and this owner is no more.
+	renew(ctx context.Context, owner uuid.UUID) (bool, error)
+	// leave hands everything back.
+	leave(ctx context.Context, owner uuid.UUID) error
+	// connect opens a connection of its own for a lane or the gate.
+	connect(ctx context.Context) (link, error)
+}
+
+// link is one connection. It is used by one goroutine; after an error it is closed and a new one is made.
+type link interface {
+	// position is the last position that was drawn.
+	position(ctx context.Context) (int64, error)
+	// writers lists the transactions that may still commit a message; to be asked after position.
+	writers(ctx context.Context) ([]writer, error)
+	// serverStart changes when the server was restarted or replaced.
+	serverStart(ctx context.Context) (time.Time, error)
+	// owned lists what the relay holds now, and the channel's policy.
+	owned(ctx context.Context, owner uuid.UUID) (held []holding, hold bool, err error)
+
+	// poll reads messages above the floors, in order of shard and position.
+	poll(ctx context.Context, from []cursor, bytes int64) ([]row, error)
+	// blocked lists the blocked keys of shards.
+	blocked(ctx context.Context, shards []int16) ([]keyRef, error)
+	// due reads the first messages of blocked keys whose time has come, and due messages without a key.
+	due(ctx context.Context, shards []int16, keys, perKey int) ([]row, error)
+	// drained lists due keys that have no message left.
+	drained(ctx context.Context, shards []int16, keys int) ([]keyRef, error)
+	// nextDue is the time until the next deferred message is due; false if there is none.
+	nextDue(ctx context.Context, shards []int16) (time.Duration, bool, error)
+
+	// confirm removes messages that the broker has confirmed, wherever they are now. It is not fenced.
+	confirm(ctx context.Context, confirmed []ref) error
+	// apply makes a change of state in the shards that are still held under the epochs given, and tells which are not.
+	apply(ctx context.Context, owner uuid.UUID, epochs map[int16]int64, c change) (outcome, error)
+
+	close()
+}
+
+// holding is a shard that a relay owns, and the token that proves it.
+type holding struct {
+	shard int16
+	epoch int64
+}
+
+// writer is an open transaction that has touched the message table. pid is 0 if it has no session.
+type writer struct {
+	id  string
+	pid int32
+}
+
+// cursor says from where and how many messages to read from a shard.
+type cursor struct {
+	shard int16
+	floor int64
+	limit int32
+}
+
+// ref names a message by its place.
+type ref struct {
+	shard    int16
+	id       int64
+	deferred bool // it was read from the deferred messages
+}
+
+// keyRef names a key of the channel.
+type keyRef struct {
+	shard int16
+	key   string
+}
+
+// row is a message as it was read.
+type row struct {
+	Record
+	ref
+	bad error // why it cannot be handed to a publisher
+}
+
+func (r *row) keyRef() keyRef { return keyRef{r.shard, r.Key} }
+
+// change is a change of state of one or more shards. It happens as a whole or not at all, but for shards that are lost.
+// A message and a key stand in it once.
+type change struct {
+	deferred []failure // leave hot for deferred: failed heads, and followers with 0 attempts
+	failed   []failure // fail again in deferred
+	buried   []failure // become dead
+	block    []blocked // keys that wait until a time
+	hold     []keyRef  // keys that wait for an operator
+	unblock  []keyRef  // keys that may flow if nothing is left behind them
+}
+
+type failure struct {
+	ref
+	attempts int
+	text     string
+	delay    time.Duration
+}
+
+type blocked struct {
+	keyRef
+	delay time.Duration
+}
+
+func (c *change) empty() bool {
+	return len(c.deferred)+len(c.failed)+len(c.buried)+len(c.block)+len(c.hold)+len(c.unblock) == 0
+}
+
+// outcome is what became of a change.
+type outcome struct {
+	lost []int16  // shards that are not held any more: nothing was changed in them
+	free []keyRef // keys that flow again
+}
+
+// shards lists the shards that the change touches, in order.
+func (c *change) shards() []int16 {
+	seen := make(map[int16]bool)
+	c.each(func(shard int16) bool { seen[shard] = true; return true })
+	return slices.Sorted(maps.Keys(seen))
+}
+
+// without returns the change less what concerns the given shards.
+func (c *change) without(lost []int16) change {
+	rest := *c
+	rest.each(func(shard int16) bool { return !slices.Contains(lost, shard) })
+	return rest
+}
+
+// each calls keep with the shard of every entry, and drops the entries for which it says no.
+func (c *change) each(keep func(shard int16) bool) {
+	filter(&c.deferred, func(f failure) bool { return keep(f.shard) })
+	filter(&c.failed, func(f failure) bool { return keep(f.shard) })
+	filter(&c.buried, func(f failure) bool { return keep(f.shard) })
+	filter(&c.block, func(b blocked) bool { return keep(b.shard) })
+	filter(&c.hold, func(k keyRef) bool { return keep(k.shard) })
+	filter(&c.unblock, func(k keyRef) bool { return keep(k.shard) })
+}
+
+func filter[T any](list *[]T, keep func(T) bool) {
+	var kept []T
+	for _, e := range *list {
+		if keep(e) {
+			kept = append(kept, e)
+		}
+	}
+	*list = kept
+}
