@@ -27,7 +27,7 @@ func StartPgBouncer(ctx context.Context, o PgBouncerOptions) (*Server, error) {
 	if err != nil || target.Host == "" {
 		return nil, fmt.Errorf("devserver: the target of pgbouncer must be a URL (postgres://user@host:port/database)")
 	}
-	path, err := findBinary("pgbouncer", "/usr/sbin/pgbouncer")
+	path, err := FindPgBouncer()
 	if err != nil {
 		return nil, err
 	}
@@ -50,6 +50,12 @@ func StartPgBouncer(ctx context.Context, o PgBouncerOptions) (*Server, error) {
 			as:     at.as,
 		},
 	}, func(context.Context) error { return at.as.writeFile(config, o.config(target, at.port), 0o600) })
+}
+
+// FindPgBouncer returns the path of pgbouncer on this machine. The error is a
+// [*MissingError] if there is none.
+func FindPgBouncer() (string, error) {
+	return findBinary("pgbouncer", "/usr/sbin/pgbouncer")
 }
 
 func (o PgBouncerOptions) config(target *url.URL, port int) string {

@@ -36,9 +36,7 @@ type rabbitNode struct {
 // the machine share and that outlives them; a node started here has one of its
 // own, which ends with it.
 func StartRabbitMQ(ctx context.Context, o RabbitMQOptions) (*Server, error) {
-	// The wrapper script of the Debian package changes the user and the folder;
-	// the script behind it does neither.
-	path, err := findBinary("rabbitmq-server", "/usr/lib/rabbitmq/bin/rabbitmq-server")
+	path, err := FindRabbitMQ()
 	if err != nil {
 		return nil, err
 	}
@@ -68,6 +66,14 @@ func StartRabbitMQ(ctx context.Context, o RabbitMQOptions) (*Server, error) {
 		func(context.Context) error { return o.writeFiles(at, node) },
 		func(ctx context.Context) error { return o.startPortMapper(ctx, s, at) },
 	)
+}
+
+// FindRabbitMQ returns the path of rabbitmq-server on this machine. The error is a
+// [*MissingError] if there is none.
+func FindRabbitMQ() (string, error) {
+	// The wrapper script of the Debian package changes the user and the folder;
+	// the script behind it does neither.
+	return findBinary("rabbitmq-server", "/usr/lib/rabbitmq/bin/rabbitmq-server")
 }
 
 func (o RabbitMQOptions) newNode(port int) (rabbitNode, error) {

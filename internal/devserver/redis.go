@@ -21,7 +21,7 @@ type RedisOptions struct {
 
 // StartRedis starts an empty Redis without a password.
 func StartRedis(ctx context.Context, o RedisOptions) (*Server, error) {
-	path, err := findBinary("redis-server")
+	path, err := FindRedis()
 	if err != nil {
 		return nil, err
 	}
@@ -43,6 +43,12 @@ func StartRedis(ctx context.Context, o RedisOptions) (*Server, error) {
 			as:     at.as,
 		},
 	})
+}
+
+// FindRedis returns the path of redis-server on this machine. The error is a
+// [*MissingError] if there is none.
+func FindRedis() (string, error) {
+	return findBinary("redis-server")
 }
 
 func pingRedis(ctx context.Context, port int) error {
