@@ -3,6 +3,7 @@ package testenv
 import (
 	"net"
 	"net/url"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -22,6 +23,7 @@ const (
 // and to later connections.
 type Proxy struct {
 	target   string // host:port
+	complete func(answer []byte) bool
 	listener net.Listener
 	running  sync.WaitGroup
 
@@ -42,19 +44,25 @@ type cut struct {
 	done    chan struct{}
 }
 
-// NewProxy starts a proxy in front of a server, given as a URL or as host:port.
-// It is closed when the test ends.
+// NewProxy starts a proxy in front of a server, given as a URL. It is closed when
+// the test ends.
 func NewProxy(t testing.TB, target string) *Proxy {
 	t.Helper()
-	if u, err := url.Parse(target); err == nil && u.Host != "" {
-		target = u.Host
+	u, err := url.Parse(target)
+	if err != nil || u.Host == "" {
+		t.Fatalf("testenv: the target of a proxy must be a URL, not %q", target)
+	}
+	complete := anything
+	if strings.HasPrefix(u.Scheme, "postgres") {
+		complete = readyForQuery
 	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	p := &Proxy{
-		target:   target,
+		target:   u.Host,
+		complete: complete,
 		listener: listener,
 		conns:    make(map[*proxyConn]bool),
 		healed:   make(chan struct{}),
@@ -119,9 +127,10 @@ func (p *Proxy) Heal() {
 }
 
 // CutAfter waits for a client to send the pattern, lets the server see it,
-// withholds the server's answer and closes the connection when that answer has
-// come: with "commit" as pattern the transaction is committed and its client
-// does not know. Only the next match is cut; the channel is closed then. A
+// withholds the server's answer and closes the connection when that answer is
+// complete: with "commit" as pattern the transaction is committed and its client
+// does not know. (Of servers other than PostgreSQL the first bytes are taken for
+// the whole answer.) Only the next match is cut; the channel is closed then. A
 // later CutAfter or CutBefore replaces one that did not match yet.
 func (p *Proxy) CutAfter(pattern string) <-chan struct{} { return p.cutAt(pattern, true) }
 

@@ -81,6 +81,22 @@ func TestProxyCutsBetweenCommitAndItsAnswer(t *testing.T) {
 	}
 }
 
+// TestProxyAwaitsACommitInAPipeline sends the commit together with statements
+// whose answers come long before its own.
+func TestProxyAwaitsACommitInAPipeline(t *testing.T) {
+	t.Parallel()
+	proxy, db, conn := throughProxy(t)
+	cut := proxy.CutAfter("commit")
+	const script = `BEGIN; INSERT INTO effect VALUES (1); SELECT repeat('x', 100000); SELECT pg_sleep(0.3); commit`
+	if _, err := conn.Exec(t.Context(), script); err == nil {
+		t.Fatal("the client heard that its transaction is committed")
+	}
+	<-cut
+	if n := effects(t, db); n != 1 {
+		t.Errorf("%d rows, want 1: the connection was cut before the commit", n)
+	}
+}
+
 func TestProxyCutsBeforeCommit(t *testing.T) {
 	t.Parallel()
 	proxy, db, conn := throughProxy(t)

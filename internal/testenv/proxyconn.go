@@ -3,6 +3,7 @@ package testenv
 import (
 	"bytes"
 	"net"
+	"slices"
 	"sync"
 	"time"
 )
@@ -70,10 +71,10 @@ func (c *proxyConn) pumpToServer() {
 	defer c.close()
 	var tail []byte
 	c.pump(c.client, ToServer, func(chunk []byte) bool {
-		seen := append(tail, chunk...)
+		seen := slices.Concat(tail, chunk)
 		found := c.proxy.takeCut(seen)
 		if found == nil {
-			tail = append([]byte(nil), seen[max(0, len(seen)-c.proxy.patternTail()):]...)
+			tail = seen[max(0, len(seen)-c.proxy.patternTail()):]
 			return write(c.server, chunk)
 		}
 		if !found.forward {
@@ -89,15 +90,32 @@ func (c *proxyConn) pumpToServer() {
 // pumpToClient forwards what the server sends, except the answer to a pattern.
 func (c *proxyConn) pumpToClient() {
 	defer c.close()
+	var answer []byte
 	c.pump(c.server, ToClient, func(chunk []byte) bool {
-		if withheld := c.withheld(); withheld != nil {
-			c.close()
-			close(withheld.done)
-			return false
+		withheld := c.withheld()
+		if withheld == nil {
+			return write(c.client, chunk)
 		}
-		return write(c.client, chunk)
+		answer = append(answer, chunk...)
+		if !c.proxy.complete(answer) {
+			return true
+		}
+		c.close()
+		close(withheld.done)
+		return false
 	})
 }
+
+// readyForQuery says whether a PostgreSQL server has answered all that it was
+// sent: the message of this name (type, length, transaction status) is its last
+// word. Before that, a commit at the end of a pipeline may still have to come.
+func readyForQuery(answer []byte) bool {
+	const messageLen = 6
+	return len(answer) >= messageLen && bytes.HasPrefix(answer[len(answer)-messageLen:], []byte("Z\x00\x00\x00\x05"))
+}
+
+// anything takes the first bytes for the whole answer.
+func anything([]byte) bool { return true }
 
 // pump reads until the connection ends or forward returns false, and applies
 // black holes and latency to what it read.
