@@ -61,7 +61,14 @@ create function commitbox.inbox_lock(consumer text, message_id text) returns big
     language sql immutable parallel safe
     return hashtextextended(message_id collate "C", hashtextextended(consumer collate "C", 'commitbox.inbox'::regclass::oid::bigint));
 
+-- How long a message waits after its n-th failed attempt: base seconds, doubled each time up to max, times a random
+-- factor from 0.75 to 1.25, so that messages that failed together do not come back together.
+create function commitbox.inbox_backoff(attempts integer, base double precision, max double precision) returns interval
+    language sql volatile parallel safe
+    return interval '1 second' * least(max, base * power(2, least(attempts, 30) - 1)) * (0.75 + random() / 2);
+
 -- +goose Down
+drop function commitbox.inbox_backoff(integer, double precision, double precision);
 drop function commitbox.inbox_lock(text, text);
 drop table commitbox.inbox_step;
 drop table commitbox.inbox;

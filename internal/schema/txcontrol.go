@@ -9,4 +9,6 @@ const (
 	Savepoint         = "savepoint commitbox"
 	ReleaseSavepoint  = "release savepoint commitbox"
 	RollbackSavepoint = "rollback to savepoint commitbox"
+	// Spoil fails, because nobody sets that savepoint: the transaction it is sent in can only be rolled back.
+	Spoil = "rollback to savepoint commitbox_spoilt"
 )

@@ -1,0 +1,79 @@
+package inbox
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// The SQLSTATEs that the package branches on.
+const (
+	stateSerialization   = "40001"
+	stateDeadlock        = "40P01"
+	stateReadOnly        = "25006"
+	stateLockTimeout     = "55P03"
+	stateOutOfMemory     = "53200"
+	stateForeignKey      = "23503"
+	stateUniqueViolation = "23505"
+)
+
+func sqlState(err error) string {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		return pg.Code
+	}
+	return ""
+}
+
+// conflict says that the transaction lost against others and may win if it runs again.
+func conflict(err error) bool {
+	code := sqlState(err)
+	return code == stateSerialization || code == stateDeadlock
+}
+
+// transient says that an error tells of the store's state and not of the message: it never counts as an attempt.
+func transient(err error) bool {
+	code := sqlState(err)
+	return conflict(err) || code == stateReadOnly || strings.HasPrefix(code, "08") || strings.HasPrefix(code, "53") || strings.HasPrefix(code, "57P0") ||
+		pgconn.SafeToRetry(err) || errors.Is(err, pgconn.ErrConnClosed)
+}
+
+// permanent is the default of Config.IsPermanent.
+func permanent(err error) bool {
+	code := sqlState(err)
+	if code == stateForeignKey || code == stateUniqueViolation {
+		return false
+	}
+	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "23") || strings.HasPrefix(code, "42")
+}
+
+const errorLenMax = 4096
+
+// describe returns the text of an error that a row keeps. PostgreSQL's errors are told by state, table, column and
+// constraint; the message text of data exceptions quotes the value and is left out.
+func describe(err error) string {
+	text := err.Error()
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		if strings.HasPrefix(pg.Code, "22") {
+			text = strings.ReplaceAll(text, pg.Message, "invalid data")
+		}
+		text += place(pg)
+	}
+	return clean(text, errorLenMax)
+}
+
+func place(pg *pgconn.PgError) string {
+	var parts []string
+	for _, p := range [...]struct{ name, value string }{{"table", pg.TableName}, {"column", pg.ColumnName}, {"constraint", pg.ConstraintName}} {
+		if p.value != "" {
+			parts = append(parts, p.name+" "+p.value)
+		}
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (%s)", strings.Join(parts, ", "))
+}
