@@ -1,0 +1,176 @@
+package rabbitmq
+
+import (
+	"fmt"
+	"maps"
+	"strings"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/commitbox/commitbox/inbox"
+)
+
+// Headers that the consumer adds when it moves a message to the retry queue or the dead-letter queue, where the
+// broker would forget them.
+const (
+	HeaderTopic      = "commitbox-topic"      // the first routing key
+	HeaderExchange   = "commitbox-exchange"   // the first exchange
+	HeaderDeliveries = "commitbox-deliveries" // how often the message was delivered up to now
+	HeaderReason     = "commitbox-reason"     // why it is in the dead-letter queue, such as "dead" or "missing_id"
+)
+
+const headerPrefix = "commitbox-"
+
+// Delivery is a message that a [Consumer] hands to its handler.
+//
+// Headers holds the headers with one value (text, numbers, booleans, times in RFC 3339), without those of this
+// package. Delivery, the count, is 0 when the broker does not tell: a classic queue only says that it is not the first.
+type Delivery struct {
+	inbox.Message
+
+	Topic       string // the routing key that the message was published with
+	Exchange    string // the exchange that the message was published to
+	Key         string // the ordering key of an outbox message
+	ContentType string
+	Redelivered bool // the broker has delivered it before
+}
+
+// newDelivery translates a delivery. The id is still to be set by the caller when it is not the message_id property.
+func newDelivery(consumer string, d amqp.Delivery) Delivery {
+	headers := plainHeaders(d.Headers)
+	out := Delivery{
+		Message: inbox.Message{
+			ID:       inbox.ID{Consumer: consumer, Message: d.MessageId},
+			Payload:  d.Body,
+			Delivery: deliveries(d),
+			TraceID:  traceID(headers["traceparent"]),
+		},
+		Topic:       firstOf(headers[HeaderTopic], d.RoutingKey),
+		Exchange:    d.Exchange,
+		Key:         headers[HeaderKey],
+		ContentType: d.ContentType,
+		Redelivered: d.Redelivered || headers[HeaderDeliveries] != "",
+	}
+	if exchange, moved := headers[HeaderExchange]; moved {
+		out.Exchange = exchange
+	}
+	if headers[HeaderOutbox] != "" {
+		out.Fingerprint = inbox.FingerprintOf(d.Body)
+	}
+	maps.DeleteFunc(headers, func(name, _ string) bool { return strings.HasPrefix(name, headerPrefix) })
+	out.Headers = headers
+	return out
+}
+
+func firstOf(a, b string) string {
+	if a != "" {
+		return a
+	}
+	return b
+}
+
+func plainHeaders(table amqp.Table) map[string]string {
+	headers := make(map[string]string, len(table))
+	for name, value := range table {
+		if text, plain := plainText(value); plain {
+			headers[name] = text
+		}
+	}
+	return headers
+}
+
+func plainText(value any) (string, bool) {
+	switch v := value.(type) {
+	case string:
+		return v, true
+	case []byte:
+		return string(v), true
+	case time.Time:
+		return v.UTC().Format(time.RFC3339), true
+	case bool, int8, uint8, int16, uint16, int32, uint32, int64, int, float32, float64:
+		return fmt.Sprint(v), true
+	default:
+		return "", false
+	}
+}
+
+// deliveries counts the deliveries up to this one; 0 if nobody has counted. Quorum queues count in x-delivery-count,
+// from 0; dead-lettering counts in x-death; the retry queue counts in a header of ours.
+func deliveries(d amqp.Delivery) int {
+	before, known := whole(d.Headers[HeaderDeliveries])
+	if !known {
+		before = deaths(d.Headers)
+	}
+	counted, quorum := whole(d.Headers["x-delivery-count"])
+	if d.Redelivered && !quorum && before == 0 {
+		return 0
+	}
+	return before + counted + 1
+}
+
+// deaths is how often the message was dead-lettered, by any queue.
+func deaths(headers amqp.Table) (sum int) {
+	entries, _ := headers["x-death"].([]any)
+	for _, entry := range entries {
+		if death, ok := entry.(amqp.Table); ok {
+			n, _ := whole(death["count"])
+			sum += n
+		}
+	}
+	return sum
+}
+
+func whole(value any) (int, bool) {
+	switch v := value.(type) {
+	case int64:
+		return max(int(v), 0), true
+	case int32:
+		return max(int(v), 0), true
+	case int16:
+		return max(int(v), 0), true
+	case uint8:
+		return int(v), true
+	default:
+		return 0, false
+	}
+}
+
+// traceID takes the trace id out of a W3C traceparent header; empty if that is not valid.
+func traceID(traceparent string) string {
+	parts := strings.Split(traceparent, "-")
+	if len(parts) < 4 || len(parts[1]) != 32 || strings.Trim(parts[1], "0123456789abcdef") != "" {
+		return ""
+	}
+	return parts[1]
+}
+
+// moved returns a copy of the message for the retry queue or the dead-letter queue. The broker's own history is left
+// out: newer brokers do not go on with it, so it would be counted twice by one and not at all by the other.
+func (d Delivery) moved(raw amqp.Delivery) amqp.Publishing {
+	headers := maps.Clone(raw.Headers)
+	if headers == nil {
+		headers = amqp.Table{}
+	}
+	maps.DeleteFunc(headers, func(name string, _ any) bool {
+		return strings.HasPrefix(name, "x-death") || strings.HasPrefix(name, "x-first-death-") || strings.HasPrefix(name, "x-last-death-") ||
+			name == "x-delivery-count" || name == HeaderReason
+	})
+	headers[HeaderTopic] = d.Topic
+	headers[HeaderExchange] = d.Exchange
+	headers[HeaderDeliveries] = int64(max(d.Delivery, 1))
+	return amqp.Publishing{
+		Headers:         headers,
+		ContentType:     raw.ContentType,
+		ContentEncoding: raw.ContentEncoding,
+		DeliveryMode:    amqp.Persistent,
+		Priority:        raw.Priority,
+		CorrelationId:   raw.CorrelationId,
+		ReplyTo:         raw.ReplyTo,
+		MessageId:       raw.MessageId,
+		Timestamp:       raw.Timestamp,
+		Type:            raw.Type,
+		AppId:           raw.AppId,
+		Body:            raw.Body,
+	}
+}
