@@ -95,7 +95,7 @@ func (l *lane) publish(ctx context.Context, batch []Record) ([]verdict, error) {
 	defer cancel()
 	answer := make(chan []error, 1)
 	started := time.Now()
-	go func() { answer <- l.call(call, batch) }()
+	go l.call(call, batch, answer)
 	overdue := time.NewTimer(timeout + l.cfg.Guard)
 	defer overdue.Stop()
 	select {
@@ -107,19 +107,19 @@ func (l *lane) publish(ctx context.Context, batch []Record) ([]verdict, error) {
 	}
 }
 
-// call turns a panic or a Goexit of the publisher into an answer of the wrong length.
-func (l *lane) call(ctx context.Context, batch []Record) (errs []error) {
+// call sends the publisher's answer; a panic or a Goexit is an answer of the wrong length.
+func (l *lane) call(ctx context.Context, batch []Record, answer chan<- []error) {
+	var errs []error
 	returned := false
 	defer func() {
-		if p := recover(); p != nil || !returned {
+		if p := recover(); !returned {
 			l.cfg.Logger.Error("outbox: publisher panicked", "panic", fmt.Sprint(p), "first_id", batch[0].ID, "stack", string(debug.Stack()))
 			l.cfg.Observer.Observe(commitbox.OutboxErrors, 1, l.cfg.Channel, "panic")
-			errs = []error{}
 		}
+		answer <- errs
 	}()
 	errs = l.publisher.Publish(ctx, batch)
 	returned = true
-	return errs
 }
 
 // read classifies the answers of one call and counts them.

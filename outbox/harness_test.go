@@ -150,3 +150,14 @@ func tables(t *testing.T, db *testenv.DB) string {
 }
 
 const settled = "hot 0, deferred 0, dead 0, blocked 0"
+
+// openPool opens another pool on the test's database, such as through a proxy.
+func openPool(t *testing.T, url string) *pgxpool.Pool {
+	t.Helper()
+	pool, err := pgxpool.New(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
