@@ -88,13 +88,12 @@ func blockComment(s string) int {
 
 // dollar reads a parameter such as $1 or a text such as $tag$…$tag$.
 func dollar(s string) (kind string, n int) {
-	digits := span(s[1:], func(b byte) bool { return b >= '0' && b <= '9' })
-	if digits > 0 {
-		return "parameter", 1 + digits
+	if len(s) > 1 && s[1] >= '0' && s[1] <= '9' {
+		return "parameter", span(s, wordByte)
 	}
 	tag := 1 + span(s[1:], func(b byte) bool { return b != '$' && wordByte(b) })
 	if tag == len(s) || s[tag] != '$' {
-		return "other", 1
+		return "other", span(s, wordByte)
 	}
 	tag++
 	if end := strings.Index(s[tag:], s[:tag]); end >= 0 {

@@ -2,7 +2,7 @@
 //
 // The statements in queries/ and migrations/ name the schema commitbox. A [Name] rewrites that word, wherever it stands
 // alone, into the chosen name in double quotes: as a qualifier, inside regclass literals, in function bodies and in DDL.
-// The name is always quoted, so that reserved words work.
+// The name is always quoted, so that reserved words work; the statements write commitbox without quotes.
 package schema
 
 import (

@@ -163,12 +163,13 @@ func acceptable(name string) bool {
 	return len(name) <= 48 && !strings.HasPrefix(name, "pg_")
 }
 
-// The word in or beside double quotes is outside the contract: the statements write it bare.
+// bare says whether the schema's word stands as the statements write it: never in or beside double quotes, nor joined to
+// the end of a dollar quote.
 func bare(sql string) bool {
 	list := append(append([]lexeme{{}}, tokens(sql)...), lexeme{})
 	for i, x := range list {
-		beside := x == lexeme{"word", schema.Default} && (list[i-1].kind == "quoted" || list[i+1].kind == "quoted")
-		if beside || x.kind == "quoted" && strings.Contains(x.text, schema.Default) {
+		joined := x.text == schema.Default && (list[i-1].kind == "quoted" || list[i-1].kind == "dollar" || list[i+1].kind == "quoted")
+		if joined || x.kind == "quoted" && strings.Contains(x.text, schema.Default) {
 			return false
 		}
 	}
