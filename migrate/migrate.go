@@ -29,7 +29,7 @@ import (
 // Config says where the tables live. The zero value is usable.
 type Config struct {
 	Schema string       // default "commitbox"; must match ^[a-z_][a-z0-9_]{0,47}$ and not begin with pg_
-	Logger *slog.Logger // gets one line per migration; default: no log
+	Logger *slog.Logger // gets one line per migration that is run; default: no log
 }
 
 // Migration is one step of the schema's history.
@@ -43,21 +43,27 @@ type Migration struct {
 // any size; the role needs CREATE on the schema, and on the database if the schema does not exist yet. Calling it again
 // is harmless. An error leaves every migration either applied whole or not at all.
 func Up(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
-	return run(ctx, pool, cfg, func(ctx context.Context, p *goose.Provider) error {
-		_, err := p.Up(ctx)
-		return err
+	return run(ctx, pool, cfg, func(ctx context.Context, p *goose.Provider) ([]*goose.MigrationResult, error) {
+		done, err := p.Up(ctx)
+		if partial := (*goose.PartialError)(nil); errors.As(err, &partial) {
+			done = partial.Applied
+		}
+		return done, err
 	})
 }
 
 // Down takes the newest applied migration back, with the data in its tables. It does nothing if none is applied. The
 // schema itself, the version table and the lock stay.
 func Down(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
-	return run(ctx, pool, cfg, func(ctx context.Context, p *goose.Provider) error {
-		_, err := p.Down(ctx)
-		if errors.Is(err, goose.ErrNoNextVersion) {
-			return nil
+	return run(ctx, pool, cfg, func(ctx context.Context, p *goose.Provider) ([]*goose.MigrationResult, error) {
+		done, err := p.Down(ctx)
+		switch {
+		case errors.Is(err, goose.ErrNoNextVersion):
+			return nil, nil
+		case err != nil:
+			return nil, err
 		}
-		return err
+		return []*goose.MigrationResult{done}, nil
 	})
 }
 
@@ -91,8 +97,11 @@ func Status(ctx context.Context, pool *pgxpool.Pool, cfg Config) ([]Migration, e
 
 const versionTable = "goose_version"
 
-// run calls step with the migrators' lock held.
-func run(ctx context.Context, pool *pgxpool.Pool, cfg Config, step func(context.Context, *goose.Provider) error) error {
+// step moves the schema and returns the migrations that it has run.
+type step func(context.Context, *goose.Provider) ([]*goose.MigrationResult, error)
+
+// run calls do with the migrators' lock held.
+func run(ctx context.Context, pool *pgxpool.Pool, cfg Config, do step) error {
 	m, err := open(ctx, pool, cfg)
 	if err != nil {
 		return err
@@ -101,11 +110,25 @@ func run(ctx context.Context, pool *pgxpool.Pool, cfg Config, step func(context.
 	if err := m.bootstrap(ctx); err != nil {
 		return fmt.Errorf("migrate: prepare schema %s: %w", m.schema, err)
 	}
-	err = m.locked(ctx, func(ctx context.Context) error { return step(ctx, m.provider) })
+	err = m.locked(ctx, func(ctx context.Context) error {
+		done, err := do(ctx, m.provider)
+		logMigrations(ctx, cfg.Logger, m.schema, done)
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("migrate: schema %s: %w", m.schema, err)
 	}
 	return nil
+}
+
+func logMigrations(ctx context.Context, log *slog.Logger, name schema.Name, done []*goose.MigrationResult) {
+	if log == nil {
+		return
+	}
+	for _, r := range done {
+		log.InfoContext(ctx, "migrate: migration run", "schema", name.String(), "migration", r.Source.Path,
+			"direction", r.Direction, "duration", r.Duration)
+	}
 }
 
 // migrator is one call's connections and tools.
@@ -130,23 +153,20 @@ func open(ctx context.Context, pool *pgxpool.Pool, cfg Config) (*migrator, error
 		return nil, fmt.Errorf("migrate: open connections: %w", err)
 	}
 	m := &migrator{schema: name, pool: own, sql: stdlib.OpenDBFromPool(own), queries: db.New(name.On(own))}
-	if m.provider, err = m.newProvider(cfg.Logger); err != nil {
+	if m.provider, err = m.newProvider(); err != nil {
 		m.close()
 		return nil, fmt.Errorf("migrate: %w", err)
 	}
 	return m, nil
 }
 
-func (m *migrator) newProvider(log *slog.Logger) (*goose.Provider, error) {
+func (m *migrator) newProvider() (*goose.Provider, error) {
 	table, err := database.NewStore(database.DialectPostgres, m.schema.Qualify(versionTable))
 	if err != nil {
 		return nil, err
 	}
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
 	return goose.NewProvider(goose.DialectCustom, m.sql, m.schema.FS(migrations.FS),
-		goose.WithStore(store{table, m.queries}), goose.WithDisableGlobalRegistry(true), goose.WithSlog(log))
+		goose.WithStore(store{table, m.queries}), goose.WithDisableGlobalRegistry(true), goose.WithSlog(slog.New(slog.DiscardHandler)))
 }
 
 func (m *migrator) close() {
