@@ -50,7 +50,9 @@ func recordProcess(folder string, pid int) error {
 }
 
 // sweepStale removes the folders of dead owners. Errors are left to the next
-// sweep: a folder that cannot be removed harms nobody.
+// sweep: a folder that cannot be removed harms nobody. Containers that share a
+// folder for temporary files but do not see each other's processes need a TMPDIR
+// each, or they take the other's servers for dead.
 func sweepStale() {
 	dirs, _ := filepath.Glob(filepath.Join(os.TempDir(), folderPrefix+"*-*"))
 	for _, dir := range dirs {

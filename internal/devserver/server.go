@@ -24,7 +24,7 @@ import (
 )
 
 const (
-	startTimeout = 60 * time.Second
+	startTimeout = 2 * time.Minute
 	stopTimeout  = 20 * time.Second
 	pollInterval = 15 * time.Millisecond
 )
