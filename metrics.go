@@ -16,6 +16,8 @@ var (
 		"Shards that this relay owns.", []string{"channel"}}
 	OutboxLeakedWriters = &Metric{"commitbox_outbox_leaked_writers", Gauge, "1",
 		"Open transactions that have enqueued and are older than MaxWriterAge.", []string{"channel"}}
+	OutboxBreakerOpen = &Metric{"commitbox_outbox_breaker_open", Gauge, "1",
+		"1 while this relay waits for its destination to come back.", []string{"channel"}}
 	OutboxErrors = &Metric{"commitbox_outbox_errors", Counter, "1",
 		"Errors of the relay itself, by kind: database, lease_lost, stalled, panic.", []string{"channel", "kind"}}
 
@@ -31,7 +33,7 @@ var (
 )
 
 var metrics = []*Metric{
-	OutboxPublished, OutboxDead, OutboxPublishSeconds, OutboxLagSeconds, OutboxOwnedShards, OutboxLeakedWriters, OutboxErrors,
+	OutboxPublished, OutboxDead, OutboxPublishSeconds, OutboxLagSeconds, OutboxOwnedShards, OutboxLeakedWriters, OutboxBreakerOpen, OutboxErrors,
 	InboxHandled, InboxSeconds, InboxRetries, ConsumerMessages,
 }
 

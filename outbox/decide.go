@@ -21,7 +21,6 @@ type decision struct {
 	confirmed []ref
 	change    change
 	tried     bool  // something was sent
-	away      error // the destination is away
 	left      []int // rows that stay where they are
 }
 
@@ -40,9 +39,6 @@ func (p policy) decide(rows []row, verdicts []verdict) decision {
 		case v.result == resultRetryable:
 			p.postpone(&d.change, r, v.err)
 		default:
-			if v.result == resultUnavailable {
-				d.away = v.err
-			}
 			d.left = append(d.left, i)
 		}
 	}

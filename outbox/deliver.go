@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"strconv"
 	"time"
 
 	"github.com/commitbox/commitbox"
@@ -16,16 +17,21 @@ type verdict struct {
 	err    error
 }
 
-// waves splits rows into batches that hold at most one message per key, in order: wave n has the n-th message of each
-// key. Rows without a key are all in the first. Positional answers of a broker then cannot break the order of a key.
-func waves(rows []row) [][]int {
+const (
+	trialSize    = 8 // messages that are sent to see whether a destination is back
+	suspectLimit = 3 // how often a message may be the one that finds the destination away while others get through
+)
+
+// waves splits rows into batches that hold at most one message of each group, in order: wave n has the n-th of each.
+// Rows of no group are all in the first. With keys as groups, positional answers of a broker cannot break their order.
+func waves(rows []row, group func(*row) string) [][]int {
 	var batches [][]int
 	nth := make(map[string]int, len(rows))
 	for i := range rows {
 		n := 0
-		if key := rows[i].Key; key != "" {
-			n = nth[key]
-			nth[key]++
+		if g := group(&rows[i]); g != "" {
+			n = nth[g]
+			nth[g]++
 		}
 		if n == len(batches) {
 			batches = append(batches, nil)
@@ -35,51 +41,117 @@ func waves(rows []row) [][]int {
 	return batches
 }
 
+func byKey(r *row) string { return r.Key }
+
+// byShard is for shards on probation: one message of each is tried at a time.
+func byShard(r *row) string { return strconv.Itoa(int(r.shard)) }
+
+func together(*row) string { return "" }
+
+// split chooses how rows are sent.
+func (l *lane) split(rows []row) [][]int {
+	switch {
+	case len(l.probation) > 0:
+		return waves(rows, byShard)
+	case l.keepsOrder:
+		return waves(rows, together)
+	}
+	return waves(rows, byKey)
+}
+
+// delivery is one attempt to publish rows.
+type delivery struct {
+	rows     []row
+	verdicts []verdict
+	stopped  map[string]bool // keys of which a message was not confirmed
+	away     error           // a call in which the destination took nothing
+}
+
 // deliver publishes rows and says what became of each. A key whose message was not confirmed takes no part in later
 // waves. It stops early when the destination is away, the relay is to stop, or the lease may end under the next call;
 // what is left is not tried.
-func (l *lane) deliver(ctx context.Context, rows []row) ([]verdict, error) {
-	verdicts := make([]verdict, len(rows))
-	for i := range verdicts {
-		verdicts[i] = verdict{resultNotTried, ErrNotTried}
+func (l *lane) deliver(ctx context.Context, rows []row) (*delivery, error) {
+	d := &delivery{rows: rows, verdicts: make([]verdict, len(rows)), stopped: make(map[string]bool)}
+	for i := range d.verdicts {
+		d.verdicts[i] = verdict{resultNotTried, ErrNotTried}
 	}
-	stopped := make(map[string]bool)
-	for _, wave := range waves(rows) {
-		var sent []int
-		var batch []Record
-		for _, i := range wave {
-			switch r := &rows[i]; {
-			case stopped[r.Key]:
-			case r.bad != nil:
-				verdicts[i] = verdict{resultPermanent, r.bad}
-				stopped[r.Key] = r.Key != ""
-			default:
-				sent, batch = append(sent, i), append(batch, r.Record)
-			}
-		}
-		if len(batch) == 0 {
+	for _, wave := range l.split(rows) {
+		ready := l.order(d, wave)
+		if len(ready) == 0 {
 			continue
 		}
 		if ctx.Err() != nil || l.lease.left(time.Now()) < l.cfg.PublishTimeout {
 			break
 		}
-		results, err := l.publish(ctx, batch)
+		if err := l.mark(ctx, d, ready); err != nil {
+			return nil, err
+		}
+		batch := make([]Record, len(ready))
+		for n, i := range ready {
+			batch[n] = rows[i].Record
+		}
+		verdicts, err := l.publish(ctx, batch)
 		if err != nil {
 			return nil, err
 		}
-		away := false
-		for n, i := range sent {
-			verdicts[i] = results[n]
-			if results[n].result != resultOK && rows[i].Key != "" {
-				stopped[rows[i].Key] = true
-			}
-			away = away || results[n].result == resultUnavailable
-		}
-		if away {
+		l.take(d, ready, verdicts)
+		if d.away != nil || l.trial {
 			break
 		}
 	}
-	return verdicts, nil
+	return d, nil
+}
+
+// order says what of a wave is to be sent: not what waits for its key, not what cannot be read, and last what has found
+// the destination away before, so that others can show that it is not.
+func (l *lane) order(d *delivery, wave []int) []int {
+	var ready, suspects []int
+	suspect := make(map[string]bool)
+	for _, i := range wave {
+		r := &d.rows[i]
+		_, known := l.suspects[r.ref]
+		switch {
+		case d.stopped[r.Key]:
+		case r.bad != nil:
+			d.verdicts[i] = verdict{resultPermanent, r.bad}
+			d.stopped[r.Key] = r.Key != ""
+		case known, suspect[r.Key]:
+			suspect[r.Key] = r.Key != ""
+			suspects = append(suspects, i)
+		default:
+			ready = append(ready, i)
+		}
+	}
+	ready = append(ready, suspects...)
+	if l.trial {
+		ready = ready[:min(len(ready), trialSize)]
+	}
+	return ready
+}
+
+// take records the answers of one call. Where some messages got through, the destination is not away: a message that
+// says so nevertheless, again and again, has a failure of its own.
+func (l *lane) take(d *delivery, sent []int, verdicts []verdict) {
+	some := false
+	for _, v := range verdicts {
+		some = some || v.result == resultOK
+	}
+	for n, i := range sent {
+		r, v := &d.rows[i], verdicts[n]
+		if v.result != resultUnavailable {
+			delete(l.suspects, r.ref)
+		} else if !some {
+			d.away = v.err
+			l.suspects[r.ref] += 0
+		} else if l.suspects[r.ref]++; l.suspects[r.ref] >= suspectLimit {
+			delete(l.suspects, r.ref)
+			v = verdict{resultRetryable, v.err}
+		}
+		d.verdicts[i] = v
+		if v.result != resultOK && r.Key != "" {
+			d.stopped[r.Key] = true
+		}
+	}
 }
 
 // ErrPublishStalled ends a relay whose Publish call did not come back after its context had ended. The relay has stopped

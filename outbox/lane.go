@@ -10,9 +10,8 @@ import (
 )
 
 const (
-	tickEvery   = time.Second
 	sweepEvery  = 10 * time.Second // one shard; stretched to 100 times what the read took
-	dueKeys     = 64               // blocked keys served per step
+	dueKeys     = 64               // blocked keys served per round
 	duePerKey   = 16               // messages of each
 	settleLimit = 10 * time.Second // bound of the database's work on what was published
 )
@@ -21,28 +20,35 @@ const (
 // its own and holds no transaction while it publishes. Everything it knows can be read from the database again, but for
 // the messages that are confirmed and not yet deleted.
 type lane struct {
-	cfg       RelayConfig
-	policy    policy
-	publisher Publisher
-	store     store
-	owner     uuid.UUID
-	lease     *lease
-	gate      *gate
-	index     int
+	cfg        RelayConfig
+	policy     policy
+	publisher  Publisher
+	keepsOrder bool // the publisher is a KeyOrderer
+	store      store
+	owner      uuid.UUID
+	lease      *lease
+	gate       *gate
+	roster     *roster
+	breaker    *breaker
+	index      int
 
 	link        link
 	shards      []*shard // in order
+	version     uint64   // of the assignment that shards come from
 	unconfirmed []ref    // confirmed by the broker, delete not acknowledged
 	published   int      // confirmed since the lane was made
 
 	seen       view
-	more       bool // the last read found something, or a key was freed: look again
-	rested     time.Time
-	rests      int // consecutive, with the destination away
-	nextTick   time.Time
+	more       bool      // the last read found something, or a key was freed: look again
+	rested     time.Time // no round before
 	nextDue    time.Time // zero: not known; see never
 	nextSweep  time.Time
 	sweepShard int
+
+	trial     bool             // this round tries for all lanes whether the destination is back
+	suspects  map[ref]int      // messages that found the destination away, and how often while others got through
+	probation map[int16]int    // shards taken over from a relay that died, and how many messages are still to be tried singly
+	examined  map[holding]bool // shards whose former owner's last message was looked at
 }
 
 // shard is what a lane knows of one shard.
@@ -65,15 +71,39 @@ func (l *lane) step(ctx context.Context) (worked bool, err error) {
 	if err := l.prepare(ctx); err != nil {
 		return false, err
 	}
-	if time.Now().Before(l.rested) {
-		return false, nil
+	defer l.endTrial()
+	for _, serve := range []func(context.Context) (bool, error){l.serveDue, l.serveHot} {
+		if len(l.shards) == 0 || !l.admitted() {
+			return worked, nil
+		}
+		did, err := serve(ctx)
+		worked = worked || did
+		if err != nil || ctx.Err() != nil {
+			return worked, err
+		}
 	}
-	worked, err = l.serveDue(ctx)
-	if err != nil || ctx.Err() != nil {
-		return worked, err
+	return worked, nil
+}
+
+// admitted says whether the lane may publish now.
+func (l *lane) admitted() bool {
+	now := time.Now()
+	if l.trial || now.Before(l.rested) {
+		return l.trial
 	}
-	read, err := l.serveHot(ctx)
-	return worked || read, err
+	ok, trial, wait := l.breaker.admit(now)
+	if l.trial = trial; !ok {
+		l.rested = now.Add(wait)
+	}
+	return ok
+}
+
+// endTrial ends a trial that had nothing to send or failed for another reason.
+func (l *lane) endTrial() {
+	if l.trial {
+		l.trial = false
+		l.breaker.tell(time.Now(), true, false, nil)
+	}
 }
 
 // prepare brings the lane to a state from which it may read: connected, leftovers settled, ownership known.
@@ -86,27 +116,22 @@ func (l *lane) prepare(ctx context.Context) (err error) {
 	if err := l.confirm(ctx); err != nil {
 		return err
 	}
-	if now := time.Now(); !now.Before(l.nextTick) {
-		l.nextTick = now.Add(tickEvery)
-		return l.tick(ctx)
+	if next, _ := l.roster.assigned(); next.version != l.version {
+		return l.adopt(ctx, next)
 	}
 	return nil
 }
 
-// tick looks what the lane owns. A shard with another epoch than before is read anew: somebody worked on it.
-func (l *lane) tick(ctx context.Context) error {
-	held, hold, err := l.link.owned(ctx, l.owner)
-	if err != nil {
-		return err
-	}
-	l.policy.hold = hold
+// adopt takes up an assignment. A shard that the lane did not serve under the same epoch before is read anew: somebody
+// else worked on it. A shard that is not assigned any more is out of the lane's hands when adopt returns.
+func (l *lane) adopt(ctx context.Context, next assignment) error {
 	known := make(map[holding]*shard, len(l.shards))
 	for _, s := range l.shards {
 		known[s.holding] = s
 	}
-	l.shards = l.shards[:0]
+	l.shards, l.version, l.policy.hold = nil, next.version, next.hold
 	var fresh []*shard
-	for _, h := range held {
+	for _, h := range next.held {
 		if int(h.shard)%l.cfg.Lanes != l.index {
 			continue
 		}
@@ -117,11 +142,17 @@ func (l *lane) tick(ctx context.Context) error {
 		}
 		l.shards = append(l.shards, s)
 	}
-	if len(fresh) == 0 {
-		return nil
+	if len(fresh) > 0 {
+		l.more, l.nextDue = true, time.Time{}
+		if err := l.loadBlocked(ctx, fresh); err != nil {
+			return err
+		}
+		if err := l.examine(ctx, fresh, next.unclean); err != nil {
+			return err
+		}
 	}
-	l.more, l.nextDue = true, time.Time{}
-	return l.loadBlocked(ctx, fresh)
+	l.roster.adopt(l.index, next.version)
+	return nil
 }
 
 func (l *lane) loadBlocked(ctx context.Context, fresh []*shard) error {
@@ -163,12 +194,12 @@ func (l *lane) forget() {
 		l.link.close()
 		l.link = nil
 	}
-	l.shards, l.nextTick, l.nextDue, l.seen = nil, time.Time{}, time.Time{}, view{}
+	l.shards, l.version, l.nextDue, l.seen, l.more = nil, 0, time.Time{}, view{}, true
 }
 
 // serveDue publishes what was deferred until now, straight from there, and frees the keys behind which nothing is left.
 func (l *lane) serveDue(ctx context.Context) (worked bool, err error) {
-	if time.Now().Before(l.nextDue) || len(l.shards) == 0 {
+	if time.Now().Before(l.nextDue) {
 		return false, nil
 	}
 	rows, err := l.link.due(ctx, l.shardIDs(), dueKeys, duePerKey)
@@ -209,7 +240,7 @@ func (l *lane) serveHot(ctx context.Context) (worked bool, err error) {
 		l.resetFloors()
 	}
 	sweeping := l.sweep()
-	if now.pulse == l.seen.pulse && !l.more && !sweeping || len(l.shards) == 0 {
+	if now.pulse == l.seen.pulse && !l.more && !sweeping {
 		return false, nil
 	}
 	l.seen, l.more = now, false
@@ -228,6 +259,9 @@ func (l *lane) serveHot(ctx context.Context) (worked bool, err error) {
 	}
 	left, err := l.publishAndSettle(ctx, free)
 	if err != nil {
+		return false, err
+	}
+	if err := l.release(ctx, rows, left); err != nil {
 		return false, err
 	}
 	l.advanceFloors(now.resolved, rows, left)
@@ -251,7 +285,7 @@ func (l *lane) resetFloors() {
 
 // sweep makes one shard be read from the bottom now and then. Floors are exact; this is for what nobody thought of.
 func (l *lane) sweep() bool {
-	if time.Now().Before(l.nextSweep) || len(l.shards) == 0 {
+	if time.Now().Before(l.nextSweep) {
 		return false
 	}
 	l.nextSweep = time.Now().Add(sweepEvery)
@@ -279,21 +313,25 @@ func (l *lane) publishAndSettle(ctx context.Context, rows []row) (left []row, er
 	if len(rows) == 0 {
 		return nil, nil
 	}
-	verdicts, err := l.deliver(ctx, rows)
+	sent, err := l.deliver(ctx, rows)
 	if err != nil {
 		return nil, err
 	}
-	d := l.policy.decide(rows, verdicts)
+	d := l.policy.decide(rows, sent.verdicts)
+	l.breaker.tell(time.Now(), l.trial, len(d.confirmed) > 0, sent.away)
+	l.trial = false
 	l.unconfirmed = append(l.unconfirmed, d.confirmed...)
 	l.published += len(d.confirmed)
 	if err := l.confirm(ctx); err != nil {
 		return nil, err
 	}
-	l.logFailures(rows, verdicts, d)
+	l.logFailures(rows, sent.verdicts, d)
 	if err := l.apply(ctx, d.change); err != nil {
 		return nil, err
 	}
-	l.rest(d)
+	if !d.tried {
+		l.rested = time.Now().Add(l.cfg.PollMax) // the lease is about to end, or the publisher tries nothing
+	}
 	for _, i := range d.left {
 		left = append(left, rows[i])
 	}
@@ -349,7 +387,7 @@ func (l *lane) apply(ctx context.Context, c change) error {
 	}
 	if len(done.lost) > 0 {
 		l.shards = slices.DeleteFunc(l.shards, func(s *shard) bool { return slices.Contains(done.lost, s.shard) })
-		l.nextTick = time.Time{}
+		l.roster.poke()
 	}
 	return nil
 }
@@ -364,22 +402,6 @@ func (l *lane) block(k keyRef, delay time.Duration) {
 func (l *lane) dueIn(delay time.Duration) {
 	if at := time.Now().Add(delay); at.Before(l.nextDue) {
 		l.nextDue = at
-	}
-}
-
-// rest makes the lane wait where the next round would meet the same obstacle: longer and longer while the destination
-// is away, a moment where nothing could be tried because the lease is about to end.
-func (l *lane) rest(d decision) {
-	switch {
-	case d.away != nil:
-		l.rests++
-		delay := backoff{l.cfg.BackoffBase / 4, min(l.cfg.BackoffMax, 10*time.Second)}.next(l.rests)
-		l.rested = time.Now().Add(delay)
-		l.cfg.Logger.Warn("outbox: destination is away", "channel", l.cfg.Channel, "lane", l.index, "error", d.away, "retry_in", delay)
-	case len(d.confirmed) > 0:
-		l.rests = 0
-	case !d.tried:
-		l.rested = time.Now().Add(l.cfg.PollMax)
 	}
 }
 

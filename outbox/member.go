@@ -21,19 +21,14 @@ type member struct {
 
 var errLeaseLost = errors.New("outbox: the relay's lease has ended")
 
-// join makes the relay a member. ErrStandby: another one serves the channel.
+// join makes the relay a member.
 func join(ctx context.Context, cfg RelayConfig, store store) (*member, error) {
 	sent := time.Now()
 	owner := uuid.New()
-	joined, held, err := store.join(ctx, owner)
-	if err != nil {
+	if err := store.join(ctx, owner); err != nil {
 		return nil, fmt.Errorf("outbox: join channel %s: %w", cfg.Channel, err)
 	}
-	if !joined {
-		return nil, ErrStandby
-	}
-	cfg.Observer.Observe(commitbox.OutboxOwnedShards, float64(len(held)), cfg.Channel)
-	cfg.Logger.Info("outbox: relay serves channel", "channel", cfg.Channel, "owner", owner, "shards", len(held))
+	cfg.Logger.Info("outbox: relay has joined", "channel", cfg.Channel, "owner", owner)
 	return &member{cfg, store, owner, newLease(cfg, sent)}, nil
 }
 

@@ -42,6 +42,12 @@ type Config struct {
 	Schema     string // default "commitbox"
 	HeadersMax int    // bytes of a message's header names and values together; default 64 KiB
 	PayloadMax int    // bytes of a message's payload; default 1 MiB, at most 128 MiB
+
+	// CommitOrder makes Enqueue lock the keys of its messages until the transaction ends, before it draws positions. The
+	// order within a key is then commit order even if the application does not serialise the transactions of a key.
+	// It has to be set wherever messages of these keys are enqueued. Transactions that enqueue for several keys in
+	// several calls can deadlock (40P01): retry them, or enqueue in one call.
+	CommitOrder bool
 }
 
 func (c Config) check() (Config, error) {
@@ -96,7 +102,13 @@ func (b *Box) Enqueue(ctx context.Context, tx pgx.Tx, messages ...Message) ([]uu
 	if err != nil {
 		return nil, err
 	}
-	if err := db.New(b.schema.On(tx)).Enqueue(ctx, params); err != nil {
+	q := db.New(b.schema.On(tx))
+	if b.cfg.CommitOrder {
+		err = q.EnqueueInCommitOrder(ctx, db.EnqueueInCommitOrderParams(params))
+	} else {
+		err = q.Enqueue(ctx, params)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("outbox: enqueue %d messages, first id %s: %w", len(ids), ids[0], check.Ended(err))
 	}
 	return ids, nil

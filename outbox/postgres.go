@@ -33,8 +33,8 @@ func openPostgres(ctx context.Context, pool *pgxpool.Pool, cfg RelayConfig) (sto
 	if err != nil {
 		return nil, nil, fmt.Errorf("outbox: %w", err)
 	}
-	const gateAndHeartbeat = 2
-	own, err := ownpool.Open(ctx, pool, int32(cfg.Lanes)+gateAndHeartbeat, pgx.QueryExecModeCacheDescribe)
+	const others = 3 // gate, heartbeat, roster
+	own, err := ownpool.Open(ctx, pool, int32(cfg.Lanes)+others, pgx.QueryExecModeCacheDescribe)
 	if err != nil {
 		return nil, nil, fmt.Errorf("outbox: open the relay's connections: %w", err)
 	}
@@ -45,37 +45,46 @@ func id(u uuid.UUID) pgtype.UUID { return pgtype.UUID{Bytes: u, Valid: true} }
 
 var readCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}
 
-// join: the rows first, each alone; then, under the lock on the channel, the look and the claim in fresh statements.
-func (p *postgres) join(ctx context.Context, owner uuid.UUID) (joined bool, held []holding, err error) {
+// join: the channel's rows first, each alone; then, under the lock on the channel, the lease row.
+func (p *postgres) join(ctx context.Context, owner uuid.UUID) error {
 	q := db.New(p.schema.On(p.pool))
 	if err := q.RegisterChannel(ctx, p.channel); err != nil {
-		return false, nil, err
+		return err
 	}
 	if err := q.RegisterShards(ctx, p.channel); err != nil {
-		return false, nil, err
-	}
-	err = pgx.BeginTxFunc(ctx, p.pool, readCommitted, func(tx pgx.Tx) error {
-		q := db.New(p.schema.On(tx))
-		if _, err := q.LockChannel(ctx, p.channel); err != nil {
-			return err
-		}
-		if _, err := q.ReapRelays(ctx, p.channel); err != nil {
-			return err
-		}
-		if n, err := q.CountRelays(ctx, p.channel); err != nil || n > 0 {
-			return err
-		}
-		joined = true
-		if err := q.JoinRelay(ctx, db.JoinRelayParams{Owner: id(owner), Channel: p.channel, LeaseSeconds: p.lease}); err != nil {
-			return err
-		}
-		claimed, err := q.ClaimShards(ctx, db.ClaimShardsParams{Channel: p.channel, Owner: id(owner)})
-		for _, c := range claimed {
-			held = append(held, holding{c.Shard, c.Epoch})
-		}
 		return err
+	}
+	return p.membership(ctx, func(q *db.Queries) error {
+		return q.JoinRelay(ctx, db.JoinRelayParams{Owner: id(owner), Channel: p.channel, LeaseSeconds: p.lease})
 	})
-	return joined && err == nil, held, err
+}
+
+func (p *postgres) claim(ctx context.Context, owner uuid.UUID) error {
+	return p.membership(ctx, func(q *db.Queries) error {
+		if err := q.ReapRelays(ctx, p.channel); err != nil {
+			return err
+		}
+		return q.ClaimShards(ctx, db.ClaimShardsParams{Channel: p.channel, Owner: id(owner)})
+	})
+}
+
+// membership runs a change of who owns what: the lock on the channel, then looks in fresh statements.
+func (p *postgres) membership(ctx context.Context, change func(*db.Queries) error) error {
+	return pgx.BeginTxFunc(ctx, p.pool, readCommitted, func(tx pgx.Tx) error {
+		q := db.New(p.schema.On(tx))
+		if err := q.LockChannel(ctx, p.channel); err != nil {
+			return err
+		}
+		return change(q)
+	})
+}
+
+func (p *postgres) release(ctx context.Context, owner uuid.UUID, given []holding) error {
+	params := db.ReleaseShardsParams{Channel: p.channel, Owner: id(owner)}
+	for _, h := range given {
+		params.Shards, params.Epochs = append(params.Shards, h.shard), append(params.Epochs, h.epoch)
+	}
+	return db.New(p.schema.On(p.pool)).ReleaseShards(ctx, params)
 }
 
 func (p *postgres) renew(ctx context.Context, owner uuid.UUID) (bool, error) {
@@ -125,16 +134,21 @@ func (l *postgresLink) writers(ctx context.Context) ([]writer, error) {
 	return writers, err
 }
 
-func (l *postgresLink) owned(ctx context.Context, owner uuid.UUID) (held []holding, hold bool, err error) {
-	policy, err := l.q.ChannelPolicy(ctx, l.channel)
+func (l *postgresLink) look(ctx context.Context, owner uuid.UUID) (surroundings, error) {
+	around, err := l.q.LookAround(ctx, db.LookAroundParams{Channel: l.channel, Owner: id(owner)})
 	if err != nil {
-		return nil, false, err
+		return surroundings{}, err
 	}
 	owned, err := l.q.OwnedShards(ctx, db.OwnedShardsParams{Channel: l.channel, Owner: id(owner)})
+	s := surroundings{unclean: make(map[int16]int64), members: int(around.Members), rank: int(around.Rank),
+		expired: around.Expired, free: int(around.Free), hold: around.DeadPolicy == "hold"}
 	for _, o := range owned {
-		held = append(held, holding{o.Shard, o.Epoch})
+		s.held = append(s.held, holding{o.Shard, o.Epoch})
+		if o.Unclean {
+			s.unclean[o.Shard] = o.ProbeID
+		}
 	}
-	return held, policy == "hold", err
+	return s, err
 }
 
 func (l *postgresLink) poll(ctx context.Context, from []cursor, bytes int64) ([]row, error) {
@@ -158,6 +172,17 @@ func (l *postgresLink) due(ctx context.Context, shards []int16, keys, perKey int
 	rows := make([]row, len(read))
 	for i, r := range read {
 		rows[i] = l.row(ref{r.Shard, r.ID, true}, r)
+	}
+	return rows, err
+}
+
+func (l *postgresLink) read(ctx context.Context, at []ref) ([]row, error) {
+	shards, ids := columns(at)
+	read, err := l.q.ReadMessages(ctx, db.ReadMessagesParams{Channel: l.channel, Shards: shards, Ids: ids})
+	rows := make([]row, len(read))
+	for i, r := range read {
+		rows[i] = l.row(ref{r.Shard, r.ID, r.Deferred}, db.DueDeferredRow{ID: r.ID, CreatedAt: r.CreatedAt, MessageID: r.MessageID, Shard: r.Shard,
+			Key: r.Key, Topic: r.Topic, ContentType: r.ContentType, Headers: r.Headers, Payload: r.Payload, Attempts: r.Attempts})
 	}
 	return rows, err
 }
@@ -237,7 +262,7 @@ func (l *postgresLink) apply(ctx context.Context, owner uuid.UUID, epochs map[in
 		}
 		done = outcome{lost: lost}
 		for _, step := range []func(context.Context, *db.Queries, *change) error{
-			l.blockKeys, l.holdKeys, l.deferMessages, l.failDeferred, l.bury,
+			l.blockKeys, l.holdKeys, l.deferMessages, l.failDeferred, l.bury, l.markProbes, l.markClean,
 		} {
 			if err := step(ctx, q, &c); err != nil {
 				return err
@@ -325,6 +350,21 @@ func (l *postgresLink) bury(ctx context.Context, q *db.Queries, c *change) error
 	}
 	_, err := q.BuryMessages(ctx, p)
 	return err
+}
+
+func (l *postgresLink) markProbes(ctx context.Context, q *db.Queries, c *change) error {
+	if len(c.probes) == 0 {
+		return nil
+	}
+	shards, ids := columns(c.probes)
+	return q.MarkProbes(ctx, db.MarkProbesParams{Shards: shards, Ids: ids, Channel: l.channel})
+}
+
+func (l *postgresLink) markClean(ctx context.Context, q *db.Queries, c *change) error {
+	if len(c.clean) == 0 {
+		return nil
+	}
+	return q.MarkClean(ctx, db.MarkCleanParams{Channel: l.channel, Shards: c.clean})
 }
 
 func (l *postgresLink) unblock(ctx context.Context, q *db.Queries, c *change) (free []keyRef, err error) {

@@ -11,7 +11,7 @@ import (
 // Publish sends a batch and answers one error per message, in the order of the batch; nil means that the destination
 // has confirmed that it holds the message. What is not known counts as not confirmed: a negative answer, a returned
 // message, a closed connection, a timeout. The batch holds at most one message per key, so the order in which its
-// messages are sent is free. The call has to come back when ctx ends; the relay stops itself when it does not. The
+// messages are sent is free; see [KeyOrderer]. The call has to come back when ctx ends; the relay stops itself when it does not. The
 // records must not be changed or kept.
 //
 // An error is read as one of four kinds: made by [Permanent] (the message itself cannot be sent, ever: it becomes dead
@@ -20,6 +20,14 @@ import (
 // answer of the wrong length and a panic count as any other error for the whole batch.
 type Publisher interface {
 	Publish(ctx context.Context, batch []Record) []error
+}
+
+// KeyOrderer is what a [Publisher] implements that keeps the order of every key within a batch by itself: once a message
+// of a key is not confirmed, no later message of that key in the batch is sent. It then gets batches with several
+// messages per key, where others get one message per key and call: one busy key runs at batches instead of messages per
+// round trip. Package outboxtest proves the property.
+type KeyOrderer interface {
+	StopsKeyAtFirstFailure() bool
 }
 
 // PublishFunc is a Publisher that sends one message at a time. It stops at the first error made by [Unavailable] and

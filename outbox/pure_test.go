@@ -36,7 +36,7 @@ func TestA2_WavesHoldOneMessagePerKeyInOrder(t *testing.T) {
 		rows = append(rows, row{Record: Record{Message: Message{Key: key}}})
 	}
 	want := [][]int{{0, 1, 2, 4}, {3, 6}, {5}}
-	if diff := cmp.Diff(want, waves(rows)); diff != "" {
+	if diff := cmp.Diff(want, waves(rows, byKey)); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -58,7 +58,7 @@ func TestDecide(t *testing.T) {
 	}{
 		"confirmed":       {row: keyed, verdict: verdict{}, want: decision{tried: true, confirmed: []ref{keyed.ref}}},
 		"not tried":       {row: keyed, verdict: verdict{resultNotTried, ErrNotTried}, want: decision{left: []int{0}}},
-		"away":            {row: keyed, verdict: verdict{resultUnavailable, boom}, want: decision{tried: true, away: boom, left: []int{0}}},
+		"away":            {row: keyed, verdict: verdict{resultUnavailable, boom}, want: decision{tried: true, left: []int{0}}},
 		"fails":           {row: keyed, verdict: verdict{resultRetryable, boom}, want: decision{tried: true, change: change{deferred: []failure{{keyed.ref, 1, "boom", time.Second}}, block: []blocked{{key, time.Second}}}}},
 		"fails, no key":   {row: loose, verdict: verdict{resultRetryable, boom}, want: decision{tried: true, change: change{deferred: []failure{{loose.ref, 2, "boom", 2 * time.Second}}}}},
 		"last attempt":    {row: last, verdict: verdict{resultRetryable, boom}, want: decision{tried: true, change: change{buried: []failure{{ref: keyed.ref, text: "boom"}}}}},

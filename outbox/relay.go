@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -12,7 +11,8 @@ import (
 )
 
 // Relay publishes the messages of one channel. Any number of relays may run for a channel, in any number of processes:
-// one owns it, the others wait for its lease and take over when it is handed back or has ended.
+// they share its shards evenly, hand shards over as relays come and go, and take over those of a relay that has died
+// once its lease has ended. All messages of one key are in one shard.
 type Relay struct {
 	cfg       RelayConfig
 	publisher Publisher
@@ -23,7 +23,7 @@ type Relay struct {
 }
 
 // NewRelay returns a relay; it touches the database when it runs. The relay opens connections of its own with the
-// settings of pool, one for each lane and two more, so that a busy pool cannot cost it its lease. The error names every
+// settings of pool, one for each lane and three more, so that a busy pool cannot cost it its lease. The error names every
 // bad field of cfg.
 func NewRelay(pool *pgxpool.Pool, publisher Publisher, cfg RelayConfig) (*Relay, error) {
 	cfg = cfg.withDefaults()
@@ -44,9 +44,6 @@ func NewRelay(pool *pgxpool.Pool, publisher Publisher, cfg RelayConfig) (*Relay,
 // ErrRunning refuses a second Run, RunOnce or Close at the same time.
 var ErrRunning = errors.New("outbox: relay is already in use")
 
-// ErrStandby says that another relay owns the channel now.
-var ErrStandby = errors.New("outbox: another relay serves the channel")
-
 // Run publishes until ctx ends. It then takes no new work, waits for the Publish calls that are under way, settles their
 // messages, hands its shards over and returns nil; or an error that says what it could not hand over. While the database
 // is away it keeps trying, up to two seconds apart. The only other error is [ErrPublishStalled].
@@ -64,7 +61,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	defer closeStore()
 	for failures := 0; ; {
-		s, err := r.await(ctx, store)
+		s, err := newSession(ctx, r, store)
 		if err == nil {
 			failures = 0
 			err = s.run()
@@ -87,22 +84,6 @@ func ignoreEnd(ctx context.Context, err error) error {
 	return err
 }
 
-// await joins the channel's relays, waiting for as long as another one owns it.
-func (r *Relay) await(ctx context.Context, store store) (*session, error) {
-	for waiting := false; ; waiting = true {
-		s, err := newSession(ctx, r, store)
-		if !errors.Is(err, ErrStandby) {
-			return s, err
-		}
-		if !waiting {
-			r.cfg.Logger.Info("outbox: waiting, another relay serves the channel", "channel", r.cfg.Channel)
-		}
-		if !sleep(ctx, r.cfg.Renew/2+rand.N(r.cfg.Renew)) {
-			return nil, ctx.Err()
-		}
-	}
-}
-
 // manual is what RunOnce keeps.
 type manual struct {
 	session *session
@@ -110,8 +91,8 @@ type manual struct {
 }
 
 // RunOnce does one round in every lane and returns how many messages were confirmed. The first call joins the channel's
-// relays; from then on the relay renews its lease in the background, until [Relay.Close]. [ErrStandby]: another relay
-// owns the channel. After any other error the next call joins anew.
+// relays; from then on the relay renews its lease in the background, until [Relay.Close]. It serves the shards that it
+// has got by then, none while other relays still hold them. After an error the next call joins anew.
 func (r *Relay) RunOnce(ctx context.Context) (int, error) {
 	if !r.mu.TryLock() {
 		return 0, ErrRunning
@@ -169,6 +150,7 @@ type session struct {
 	store   store
 	member  *member
 	gate    *gate
+	roster  *roster
 	lanes   []*lane
 	ctx     context.Context // ends with the caller's, or with a cause when the session cannot go on
 	cancel  context.CancelCauseFunc
@@ -180,13 +162,16 @@ func newSession(ctx context.Context, r *Relay, store store) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &session{Relay: r, store: store, member: m, gate: newGate(r.cfg, store), beating: make(chan struct{})}
+	s := &session{Relay: r, store: store, member: m, gate: newGate(r.cfg, store), roster: newRoster(r.cfg, store, m.owner), beating: make(chan struct{})}
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
+	orderer, ok := r.publisher.(KeyOrderer)
+	breaker := newBreaker(r.cfg)
 	for i := range r.cfg.Lanes {
 		s.lanes = append(s.lanes, &lane{
-			cfg: r.cfg, publisher: r.publisher, store: store, owner: m.owner, lease: m.lease, gate: s.gate, index: i,
-			policy: policy{maxAttempts: r.cfg.MaxAttempts, backoff: backoff{r.cfg.BackoffBase, r.cfg.BackoffMax}.next},
-			more:   true,
+			cfg: r.cfg, publisher: r.publisher, keepsOrder: ok && orderer.StopsKeyAtFirstFailure(),
+			store: store, owner: m.owner, lease: m.lease, gate: s.gate, roster: s.roster, breaker: breaker, index: i,
+			policy:   policy{maxAttempts: r.cfg.MaxAttempts, backoff: backoff{r.cfg.BackoffBase, r.cfg.BackoffMax}.next},
+			suspects: make(map[ref]int), probation: make(map[int16]int), examined: make(map[holding]bool),
 		})
 	}
 	go func() {
@@ -202,6 +187,9 @@ func (s *session) run() error {
 	group.Go(func() {
 		s.gate.run(s.ctx, func(err error) { s.report(err, "gate") })
 	})
+	group.Go(func() {
+		s.roster.run(s.ctx, func(err error) { s.report(err, "roster") })
+	})
 	for _, l := range s.lanes {
 		group.Go(func() { s.serve(l) })
 	}
@@ -213,7 +201,8 @@ func (s *session) run() error {
 func (s *session) serve(l *lane) {
 	defer l.forget()
 	for failures := 0; s.ctx.Err() == nil; {
-		_, changed := s.gate.view()
+		_, news := s.gate.view()
+		_, assigned := s.roster.assigned()
 		worked, err := l.step(s.ctx)
 		switch {
 		case errors.Is(err, ErrPublishStalled):
@@ -226,23 +215,29 @@ func (s *session) serve(l *lane) {
 			failures = 0
 		default:
 			failures = 0
-			l.wait(s.ctx, changed)
+			l.wait(s.ctx, news, assigned)
 		}
 	}
 }
 
-// wait pauses until the gate has news, or the lane's next appointment.
-func (l *lane) wait(ctx context.Context, changed <-chan struct{}) {
-	now := time.Now()
-	until := min(l.nextTick.Sub(now), l.nextDue.Sub(now))
-	if rest := l.rested.Sub(now); rest > 0 {
-		until, changed = rest, nil
+// wait pauses until the gate has news, another assignment is there, or the time of the lane's next appointment.
+func (l *lane) wait(ctx context.Context, news, assigned <-chan struct{}) {
+	until := never
+	switch {
+	case len(l.shards) == 0:
+	case time.Now().Before(l.rested):
+		until, news = l.rested, nil
+	case l.nextDue.Before(l.nextSweep):
+		until = l.nextDue
+	default:
+		until = l.nextSweep
 	}
-	timer := time.NewTimer(max(until, 0))
+	timer := time.NewTimer(time.Until(until))
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
-	case <-changed:
+	case <-news:
+	case <-assigned:
 	case <-timer.C:
 	}
 }
@@ -250,6 +245,9 @@ func (l *lane) wait(ctx context.Context, changed <-chan struct{}) {
 // once does one round.
 func (s *session) once(ctx context.Context) (published int, err error) {
 	if err := s.gate.look(ctx, time.Now()); err != nil {
+		return 0, err
+	}
+	if err := s.roster.look(ctx); err != nil {
 		return 0, err
 	}
 	for _, l := range s.lanes {
@@ -270,6 +268,7 @@ func (s *session) end() error {
 		l.forget()
 	}
 	s.gate.close()
+	s.roster.close()
 	cause := context.Cause(s.ctx)
 	if errors.Is(cause, ErrPublishStalled) || errors.Is(cause, errLeaseLost) {
 		return cause

@@ -15,11 +15,15 @@ const shards = 64
 // store is what a relay asks of the database, one channel of it. The protocol lives in the relay, the atomic steps here.
 // Every method is one transaction; after an error it is not known whether it took place.
 type store interface {
-	// join makes the relay a member, if it may be one now, and gives it its shards.
-	join(ctx context.Context, owner uuid.UUID) (joined bool, held []holding, err error)
+	// join makes the relay a member of the channel, with no shards yet.
+	join(ctx context.Context, owner uuid.UUID) error
+	// claim removes relays whose lease has ended and takes free shards, up to the relay's fair share.
+	claim(ctx context.Context, owner uuid.UUID) error
+	// release gives shards back.
+	release(ctx context.Context, owner uuid.UUID, given []holding) error
 	// renew prolongs the lease; false: it has ended and this owner is no more.
 	renew(ctx context.Context, owner uuid.UUID) (bool, error)
-	// leave hands everything back.
+	// leave gives everything back and ends the membership.
 	leave(ctx context.Context, owner uuid.UUID) error
 	// connect opens a connection of its own for a lane or the gate.
 	connect(ctx context.Context) (link, error)
@@ -33,8 +37,8 @@ type link interface {
 	writers(ctx context.Context) ([]writer, error)
 	// serverStart changes when the server was restarted or replaced.
 	serverStart(ctx context.Context) (time.Time, error)
-	// owned lists what the relay holds now, and the channel's policy.
-	owned(ctx context.Context, owner uuid.UUID) (held []holding, hold bool, err error)
+	// look tells what the relay holds and who else is there.
+	look(ctx context.Context, owner uuid.UUID) (surroundings, error)
 
 	// poll reads messages above the floors, in order of shard and position.
 	poll(ctx context.Context, from []cursor, bytes int64) ([]row, error)
@@ -42,6 +46,8 @@ type link interface {
 	blocked(ctx context.Context, shards []int16) ([]keyRef, error)
 	// due reads the first messages of blocked keys whose time has come, and due messages without a key.
 	due(ctx context.Context, shards []int16, keys, perKey int) ([]row, error)
+	// read reads messages from wherever they wait.
+	read(ctx context.Context, at []ref) ([]row, error)
 	// drained lists due keys that have no message left.
 	drained(ctx context.Context, shards []int16, keys int) ([]keyRef, error)
 	// nextDue is the time until the next deferred message is due; false if there is none.
@@ -59,6 +65,17 @@ type link interface {
 type holding struct {
 	shard int16
 	epoch int64
+}
+
+// surroundings is what a relay sees of its channel.
+type surroundings struct {
+	held    []holding       // in order
+	unclean map[int16]int64 // held shards taken over from a relay that died, with the message it tried last, or 0
+	members int             // relays, expired ones too
+	rank    int             // this one's place among them, from 0
+	expired bool            // the lease of one has ended
+	free    int             // shards that nobody owns
+	hold    bool            // a dead message holds its key
 }
 
 // writer is an open transaction that has touched the message table. pid is 0 if it has no session.
@@ -105,6 +122,8 @@ type change struct {
 	block    []blocked // keys that wait until a time
 	hold     []keyRef  // keys that wait for an operator
 	unblock  []keyRef  // keys that may flow if nothing is left behind them
+	probes   []ref     // messages that are about to be tried, of shards on probation
+	clean    []int16   // shards whose probation has ended
 }
 
 type failure struct {
@@ -120,7 +139,7 @@ type blocked struct {
 }
 
 func (c *change) empty() bool {
-	return len(c.deferred)+len(c.failed)+len(c.buried)+len(c.block)+len(c.hold)+len(c.unblock) == 0
+	return len(c.deferred)+len(c.failed)+len(c.buried)+len(c.block)+len(c.hold)+len(c.unblock)+len(c.probes)+len(c.clean) == 0
 }
 
 // outcome is what became of a change.
@@ -151,6 +170,8 @@ func (c *change) each(keep func(shard int16) bool) {
 	filter(&c.block, func(b blocked) bool { return keep(b.shard) })
 	filter(&c.hold, func(k keyRef) bool { return keep(k.shard) })
 	filter(&c.unblock, func(k keyRef) bool { return keep(k.shard) })
+	filter(&c.probes, func(r ref) bool { return keep(r.shard) })
+	filter(&c.clean, keep)
 }
 
 func filter[T any](list *[]T, keep func(T) bool) {

@@ -8,27 +8,25 @@ insert into commitbox.outbox_shard (channel, shard)
 select @channel, n::smallint from generate_series(0, 63) as n order by n
 on conflict (channel, shard) do nothing;
 
--- name: LockChannel :one
+-- name: LockChannel :exec
 -- The first statement of every change of membership (join, reap, claim): row lock on the channel, primary key. What
 -- follows looks in fresh statements. Claims in one statement stole shards from live relays: the shard row is re-checked
 -- on its newest version, the liveness of its owner is not.
-select dead_policy from commitbox.outbox_channel where channel = @channel for no key update;
+select 1 from commitbox.outbox_channel where channel = @channel for no key update;
 
--- name: ReapRelays :execrows
+-- name: ReapRelays :exec
 -- Removes expired relays, under the channel's lock. The row is re-checked after a wait: a renewal that commits first
 -- saves its relay. A few rows per channel, no index needed.
 delete from commitbox.outbox_relay where channel = @channel and lease_until < clock_timestamp();
 
--- name: CountRelays :one
--- How many relays the channel has, under the channel's lock and after the reap. A few rows.
-select count(*) from commitbox.outbox_relay where channel = @channel;
-
 -- name: JoinRelay :exec
--- Makes the relay's lease row, under the channel's lock. The owner id is new for every incarnation.
+-- Makes the relay's lease row, under the channel's lock. The owner id is new for every incarnation; a second try after
+-- a lost answer finds its row.
 insert into commitbox.outbox_relay (owner, channel, lease_until)
-values (@owner::uuid, @channel, clock_timestamp() + make_interval(secs => @lease_seconds::float8));
+values (@owner::uuid, @channel, clock_timestamp() + make_interval(secs => @lease_seconds::float8))
+on conflict (owner) do nothing;
 
--- name: ClaimShards :many
+-- name: ClaimShards :exec
 -- Takes free shards up to the relay's fair share, under the channel's lock. Free means: no owner, or an owner without a
 -- lease row, so that no shard is lost with its owner. Primary key; 64 rows per channel. Epochs come from a sequence:
 -- a shard row made anew never repeats one.
@@ -45,8 +43,7 @@ with member as (
     limit greatest((select target from share) - (select count(*) from commitbox.outbox_shard h where h.channel = @channel and h.owner = @owner::uuid), 0)
 )
 update commitbox.outbox_shard s set owner = @owner::uuid, epoch = nextval('commitbox.outbox_epoch'), unclean = f.taken_over
-from free f where s.channel = @channel and s.shard = f.shard
-returning s.shard, s.epoch, s.unclean;
+from free f where s.channel = @channel and s.shard = f.shard;
 
 -- name: RenewRelay :execrows
 -- Prolongs the relay's one lease row: primary key, nobody else locks it. 0 rows: the lease ended before; this
@@ -62,14 +59,31 @@ with released as (
 )
 delete from commitbox.outbox_relay r where r.owner = @owner::uuid;
 
--- name: OwnedShards :many
--- The tick: what the relay owns now and under which epoch. Plain read, primary key prefix, 64 rows. Deletes of confirmed
--- messages are not fenced, so without this look a relay whose messages all succeed would never notice a change.
-select shard, epoch from commitbox.outbox_shard where channel = @channel and owner = @owner::uuid order by shard;
+-- name: ReleaseShards :exec
+-- Gives shards back one by one, after their lanes have drained: so that a relay that joined gets its share. Primary key;
+-- owner and epoch guard what somebody else holds by now.
+update commitbox.outbox_shard s set owner = null, unclean = false
+from rows from (unnest(@shards::smallint[]), unnest(@epochs::bigint[])) as u (shard, epoch)
+where s.channel = @channel and s.shard = u.shard and s.owner = @owner::uuid and s.epoch = u.epoch;
 
--- name: ChannelPolicy :one
--- What the channel does with dead messages. Plain read, primary key.
-select dead_policy from commitbox.outbox_channel where channel = @channel;
+-- name: OwnedShards :many
+-- The tick, first half: what the relay owns now and under which epoch. Plain read, primary key prefix, 64 rows. Deletes of
+-- confirmed messages are not fenced, so without this look a relay whose messages all succeed would never notice a change.
+select shard, epoch, unclean, coalesce(probe_id, 0)::bigint as probe_id
+from commitbox.outbox_shard where channel = @channel and owner = @owner::uuid order by shard;
+
+-- name: LookAround :one
+-- The tick, second half: how many relays the channel has, which of them this one is in order of joining, whether any has
+-- expired, how many shards nobody owns, and the policy. Plain reads of a few rows and 64; only a hint, since what is
+-- done about it looks again under the channel's lock.
+select c.dead_policy,
+       (select count(*) from commitbox.outbox_relay r where r.channel = c.channel)::integer as members,
+       (select count(*) from commitbox.outbox_relay r where r.channel = c.channel
+         and (r.joined_at, r.owner) < (select m.joined_at, m.owner from commitbox.outbox_relay m where m.owner = @owner::uuid))::integer as rank,
+       exists (select 1 from commitbox.outbox_relay r where r.channel = c.channel and r.lease_until < clock_timestamp()) as expired,
+       (select count(*) from commitbox.outbox_shard s left join commitbox.outbox_relay r on r.owner = s.owner
+         where s.channel = c.channel and r.owner is null)::integer as free
+from commitbox.outbox_channel c where c.channel = @channel;
 
 -- name: ServerStart :one
 -- When the server started. A change means that sequences may have gone back: all floors are void.

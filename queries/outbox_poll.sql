@@ -78,3 +78,17 @@ select coalesce(extract(epoch from least(
     (select min(b.due_at) from commitbox.outbox_blocked b where b.channel = @channel and b.shard = any(@shards::smallint[]) and b.reason = 'retry'),
     (select min(d.due_at) from commitbox.outbox_deferred d where d.channel = @channel and d.shard = any(@shards::smallint[]) and d.key is null)
 ) - clock_timestamp()), 'infinity')::float8 as seconds;
+
+-- name: ReadMessages :many
+-- Messages by place and id, from hot or deferred: what a relay that died was publishing. Primary keys.
+select m.id, m.created_at, m.message_id, m.shard, coalesce(m.key, '')::text as key, m.topic,
+       coalesce(m.content_type, '')::text as content_type, m.headers, m.payload, 0 as attempts, false as deferred
+from commitbox.outbox_message m
+join rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[])) as u (shard, id) on u.shard = m.shard and u.id = m.id
+where m.channel = @channel
+union all
+select d.id, d.created_at, d.message_id, d.shard, coalesce(d.key, '')::text, d.topic,
+       coalesce(d.content_type, '')::text, d.headers, d.payload, d.attempts, true
+from commitbox.outbox_deferred d
+join rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[])) as u (shard, id) on u.shard = d.shard and u.id = d.id
+where d.channel = @channel;

@@ -97,3 +97,15 @@ using rows from (unnest(@shards::smallint[]), unnest(@keys::text[])) as u (shard
 where b.channel = @channel and b.shard = u.shard and b.key = u.key and b.reason = 'retry'
   and not exists (select 1 from commitbox.outbox_deferred d where d.channel = b.channel and d.shard = b.shard and d.key = b.key)
 returning b.shard, b.key;
+
+-- name: MarkProbes :exec
+-- Notes what is about to be published from shards that were taken over from a relay that died: if this one dies too, the
+-- next owner finds the suspect. After the fence. Primary key.
+update commitbox.outbox_shard s set probe_id = u.id, probe_count = s.probe_count + 1
+from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[])) as u (shard, id)
+where s.channel = @channel and s.shard = u.shard;
+
+-- name: MarkClean :exec
+-- Ends the probation of shards. After the fence. Primary key.
+update commitbox.outbox_shard s set unclean = false, probe_id = null, probe_count = 0
+where s.channel = @channel and s.shard = any(@shards::smallint[]);

@@ -48,3 +48,48 @@ func (q *Queries) Enqueue(ctx context.Context, arg EnqueueParams) error {
 	)
 	return err
 }
+
+const EnqueueInCommitOrder = `-- name: EnqueueInCommitOrder :exec
+with hashed as materialized (
+    select distinct hashtextextended(x.key collate "C", hashtextextended(x.channel collate "C", 'commitbox.outbox_message'::regclass::oid::bigint)) as h
+    from rows from (unnest($2::text[]), unnest($3::text[])) as x (channel, key)
+    where x.key <> '' order by h
+), locked as materialized (
+    select count(pg_advisory_xact_lock(h)) as n from hashed
+)
+insert into commitbox.outbox_message (message_id, channel, key, topic, content_type, headers, payload)
+select u.message_id, u.channel, nullif(u.key, ''), u.topic, nullif(u.content_type, ''), u.headers::jsonb, u.payload
+from rows from (
+    unnest($1::uuid[]), unnest($2::text[]), unnest($3::text[]), unnest($4::text[]),
+    unnest($5::text[]), unnest($6::text[]), unnest($7::bytea[])
+) with ordinality as u (message_id, channel, key, topic, content_type, headers, payload, position), locked
+order by u.position
+`
+
+type EnqueueInCommitOrderParams struct {
+	MessageIds   []pgtype.UUID
+	Channels     []string
+	Keys         []string
+	Topics       []string
+	ContentTypes []string
+	Headers      []string
+	Payloads     [][]byte
+}
+
+// The same, after a transaction-level advisory lock on every key: of two transactions that enqueue for one key, the one
+// that draws its positions first commits first. The locks are taken before any position is drawn, because the insert
+// reads the count of them (a CTE that nothing references would not run), in the order of their hashes, so that two
+// statements cannot deadlock; two Enqueue calls in each of two transactions still can (40P01, retryable). Messages
+// without a key take no lock.
+func (q *Queries) EnqueueInCommitOrder(ctx context.Context, arg EnqueueInCommitOrderParams) error {
+	_, err := q.db.Exec(ctx, EnqueueInCommitOrder,
+		arg.MessageIds,
+		arg.Channels,
+		arg.Keys,
+		arg.Topics,
+		arg.ContentTypes,
+		arg.Headers,
+		arg.Payloads,
+	)
+	return err
+}

@@ -12,19 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-const ChannelPolicy = `-- name: ChannelPolicy :one
-select dead_policy from commitbox.outbox_channel where channel = $1
-`
-
-// What the channel does with dead messages. Plain read, primary key.
-func (q *Queries) ChannelPolicy(ctx context.Context, channel string) (string, error) {
-	row := q.db.QueryRow(ctx, ChannelPolicy, channel)
-	var dead_policy string
-	err := row.Scan(&dead_policy)
-	return dead_policy, err
-}
-
-const ClaimShards = `-- name: ClaimShards :many
+const ClaimShards = `-- name: ClaimShards :exec
 with member as (
     select r.owner, row_number() over (order by r.joined_at, r.owner) - 1 as rank, count(*) over () as members
     from commitbox.outbox_relay r where r.channel = $2
@@ -39,7 +27,6 @@ with member as (
 )
 update commitbox.outbox_shard s set owner = $1::uuid, epoch = nextval('commitbox.outbox_epoch'), unclean = f.taken_over
 from free f where s.channel = $2 and s.shard = f.shard
-returning s.shard, s.epoch, s.unclean
 `
 
 type ClaimShardsParams struct {
@@ -47,50 +34,18 @@ type ClaimShardsParams struct {
 	Channel string
 }
 
-type ClaimShardsRow struct {
-	Shard   int16
-	Epoch   int64
-	Unclean bool
-}
-
 // Takes free shards up to the relay's fair share, under the channel's lock. Free means: no owner, or an owner without a
 // lease row, so that no shard is lost with its owner. Primary key; 64 rows per channel. Epochs come from a sequence:
 // a shard row made anew never repeats one.
-func (q *Queries) ClaimShards(ctx context.Context, arg ClaimShardsParams) ([]ClaimShardsRow, error) {
-	rows, err := q.db.Query(ctx, ClaimShards, arg.Owner, arg.Channel)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	var items []ClaimShardsRow
-	for rows.Next() {
-		var i ClaimShardsRow
-		if err := rows.Scan(&i.Shard, &i.Epoch, &i.Unclean); err != nil {
-			return nil, err
-		}
-		items = append(items, i)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
-}
-
-const CountRelays = `-- name: CountRelays :one
-select count(*) from commitbox.outbox_relay where channel = $1
-`
-
-// How many relays the channel has, under the channel's lock and after the reap. A few rows.
-func (q *Queries) CountRelays(ctx context.Context, channel string) (int64, error) {
-	row := q.db.QueryRow(ctx, CountRelays, channel)
-	var count int64
-	err := row.Scan(&count)
-	return count, err
+func (q *Queries) ClaimShards(ctx context.Context, arg ClaimShardsParams) error {
+	_, err := q.db.Exec(ctx, ClaimShards, arg.Owner, arg.Channel)
+	return err
 }
 
 const JoinRelay = `-- name: JoinRelay :exec
 insert into commitbox.outbox_relay (owner, channel, lease_until)
 values ($1::uuid, $2, clock_timestamp() + make_interval(secs => $3::float8))
+on conflict (owner) do nothing
 `
 
 type JoinRelayParams struct {
@@ -99,7 +54,8 @@ type JoinRelayParams struct {
 	LeaseSeconds float64
 }
 
-// Makes the relay's lease row, under the channel's lock. The owner id is new for every incarnation.
+// Makes the relay's lease row, under the channel's lock. The owner id is new for every incarnation; a second try after
+// a lost answer finds its row.
 func (q *Queries) JoinRelay(ctx context.Context, arg JoinRelayParams) error {
 	_, err := q.db.Exec(ctx, JoinRelay, arg.Owner, arg.Channel, arg.LeaseSeconds)
 	return err
@@ -124,22 +80,61 @@ func (q *Queries) LeaveRelay(ctx context.Context, arg LeaveRelayParams) error {
 	return err
 }
 
-const LockChannel = `-- name: LockChannel :one
-select dead_policy from commitbox.outbox_channel where channel = $1 for no key update
+const LockChannel = `-- name: LockChannel :exec
+select 1 from commitbox.outbox_channel where channel = $1 for no key update
 `
 
 // The first statement of every change of membership (join, reap, claim): row lock on the channel, primary key. What
 // follows looks in fresh statements. Claims in one statement stole shards from live relays: the shard row is re-checked
 // on its newest version, the liveness of its owner is not.
-func (q *Queries) LockChannel(ctx context.Context, channel string) (string, error) {
-	row := q.db.QueryRow(ctx, LockChannel, channel)
-	var dead_policy string
-	err := row.Scan(&dead_policy)
-	return dead_policy, err
+func (q *Queries) LockChannel(ctx context.Context, channel string) error {
+	_, err := q.db.Exec(ctx, LockChannel, channel)
+	return err
+}
+
+const LookAround = `-- name: LookAround :one
+select c.dead_policy,
+       (select count(*) from commitbox.outbox_relay r where r.channel = c.channel)::integer as members,
+       (select count(*) from commitbox.outbox_relay r where r.channel = c.channel
+         and (r.joined_at, r.owner) < (select m.joined_at, m.owner from commitbox.outbox_relay m where m.owner = $1::uuid))::integer as rank,
+       exists (select 1 from commitbox.outbox_relay r where r.channel = c.channel and r.lease_until < clock_timestamp()) as expired,
+       (select count(*) from commitbox.outbox_shard s left join commitbox.outbox_relay r on r.owner = s.owner
+         where s.channel = c.channel and r.owner is null)::integer as free
+from commitbox.outbox_channel c where c.channel = $2
+`
+
+type LookAroundParams struct {
+	Owner   pgtype.UUID
+	Channel string
+}
+
+type LookAroundRow struct {
+	DeadPolicy string
+	Members    int32
+	Rank       int32
+	Expired    bool
+	Free       int32
+}
+
+// The tick, second half: how many relays the channel has, which of them this one is in order of joining, whether any has
+// expired, how many shards nobody owns, and the policy. Plain reads of a few rows and 64; only a hint, since what is
+// done about it looks again under the channel's lock.
+func (q *Queries) LookAround(ctx context.Context, arg LookAroundParams) (LookAroundRow, error) {
+	row := q.db.QueryRow(ctx, LookAround, arg.Owner, arg.Channel)
+	var i LookAroundRow
+	err := row.Scan(
+		&i.DeadPolicy,
+		&i.Members,
+		&i.Rank,
+		&i.Expired,
+		&i.Free,
+	)
+	return i, err
 }
 
 const OwnedShards = `-- name: OwnedShards :many
-select shard, epoch from commitbox.outbox_shard where channel = $1 and owner = $2::uuid order by shard
+select shard, epoch, unclean, coalesce(probe_id, 0)::bigint as probe_id
+from commitbox.outbox_shard where channel = $1 and owner = $2::uuid order by shard
 `
 
 type OwnedShardsParams struct {
@@ -148,12 +143,14 @@ type OwnedShardsParams struct {
 }
 
 type OwnedShardsRow struct {
-	Shard int16
-	Epoch int64
+	Shard   int16
+	Epoch   int64
+	Unclean bool
+	ProbeID int64
 }
 
-// The tick: what the relay owns now and under which epoch. Plain read, primary key prefix, 64 rows. Deletes of confirmed
-// messages are not fenced, so without this look a relay whose messages all succeed would never notice a change.
+// The tick, first half: what the relay owns now and under which epoch. Plain read, primary key prefix, 64 rows. Deletes of
+// confirmed messages are not fenced, so without this look a relay whose messages all succeed would never notice a change.
 func (q *Queries) OwnedShards(ctx context.Context, arg OwnedShardsParams) ([]OwnedShardsRow, error) {
 	rows, err := q.db.Query(ctx, OwnedShards, arg.Channel, arg.Owner)
 	if err != nil {
@@ -163,7 +160,12 @@ func (q *Queries) OwnedShards(ctx context.Context, arg OwnedShardsParams) ([]Own
 	var items []OwnedShardsRow
 	for rows.Next() {
 		var i OwnedShardsRow
-		if err := rows.Scan(&i.Shard, &i.Epoch); err != nil {
+		if err := rows.Scan(
+			&i.Shard,
+			&i.Epoch,
+			&i.Unclean,
+			&i.ProbeID,
+		); err != nil {
 			return nil, err
 		}
 		items = append(items, i)
@@ -174,18 +176,15 @@ func (q *Queries) OwnedShards(ctx context.Context, arg OwnedShardsParams) ([]Own
 	return items, nil
 }
 
-const ReapRelays = `-- name: ReapRelays :execrows
+const ReapRelays = `-- name: ReapRelays :exec
 delete from commitbox.outbox_relay where channel = $1 and lease_until < clock_timestamp()
 `
 
 // Removes expired relays, under the channel's lock. The row is re-checked after a wait: a renewal that commits first
 // saves its relay. A few rows per channel, no index needed.
-func (q *Queries) ReapRelays(ctx context.Context, channel string) (int64, error) {
-	result, err := q.db.Exec(ctx, ReapRelays, channel)
-	if err != nil {
-		return 0, err
-	}
-	return result.RowsAffected(), nil
+func (q *Queries) ReapRelays(ctx context.Context, channel string) error {
+	_, err := q.db.Exec(ctx, ReapRelays, channel)
+	return err
 }
 
 const RegisterChannel = `-- name: RegisterChannel :exec
@@ -207,6 +206,31 @@ on conflict (channel, shard) do nothing
 // Makes the channel's 64 shard rows, in order of their key, so that relays that start at once cannot deadlock.
 func (q *Queries) RegisterShards(ctx context.Context, channel string) error {
 	_, err := q.db.Exec(ctx, RegisterShards, channel)
+	return err
+}
+
+const ReleaseShards = `-- name: ReleaseShards :exec
+update commitbox.outbox_shard s set owner = null, unclean = false
+from rows from (unnest($3::smallint[]), unnest($4::bigint[])) as u (shard, epoch)
+where s.channel = $1 and s.shard = u.shard and s.owner = $2::uuid and s.epoch = u.epoch
+`
+
+type ReleaseShardsParams struct {
+	Channel string
+	Owner   pgtype.UUID
+	Shards  []int16
+	Epochs  []int64
+}
+
+// Gives shards back one by one, after their lanes have drained: so that a relay that joined gets its share. Primary key;
+// owner and epoch guard what somebody else holds by now.
+func (q *Queries) ReleaseShards(ctx context.Context, arg ReleaseShardsParams) error {
+	_, err := q.db.Exec(ctx, ReleaseShards,
+		arg.Channel,
+		arg.Owner,
+		arg.Shards,
+		arg.Epochs,
+	)
 	return err
 }
 

@@ -316,3 +316,70 @@ func (q *Queries) Poll(ctx context.Context, arg PollParams) ([]PollRow, error) {
 	}
 	return items, nil
 }
+
+const ReadMessages = `-- name: ReadMessages :many
+select m.id, m.created_at, m.message_id, m.shard, coalesce(m.key, '')::text as key, m.topic,
+       coalesce(m.content_type, '')::text as content_type, m.headers, m.payload, 0 as attempts, false as deferred
+from commitbox.outbox_message m
+join rows from (unnest($1::smallint[]), unnest($2::bigint[])) as u (shard, id) on u.shard = m.shard and u.id = m.id
+where m.channel = $3
+union all
+select d.id, d.created_at, d.message_id, d.shard, coalesce(d.key, '')::text, d.topic,
+       coalesce(d.content_type, '')::text, d.headers, d.payload, d.attempts, true
+from commitbox.outbox_deferred d
+join rows from (unnest($1::smallint[]), unnest($2::bigint[])) as u (shard, id) on u.shard = d.shard and u.id = d.id
+where d.channel = $3
+`
+
+type ReadMessagesParams struct {
+	Shards  []int16
+	Ids     []int64
+	Channel string
+}
+
+type ReadMessagesRow struct {
+	ID          int64
+	CreatedAt   time.Time
+	MessageID   pgtype.UUID
+	Shard       int16
+	Key         string
+	Topic       string
+	ContentType string
+	Headers     []byte
+	Payload     []byte
+	Attempts    int32
+	Deferred    bool
+}
+
+// Messages by place and id, from hot or deferred: what a relay that died was publishing. Primary keys.
+func (q *Queries) ReadMessages(ctx context.Context, arg ReadMessagesParams) ([]ReadMessagesRow, error) {
+	rows, err := q.db.Query(ctx, ReadMessages, arg.Shards, arg.Ids, arg.Channel)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []ReadMessagesRow
+	for rows.Next() {
+		var i ReadMessagesRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.CreatedAt,
+			&i.MessageID,
+			&i.Shard,
+			&i.Key,
+			&i.Topic,
+			&i.ContentType,
+			&i.Headers,
+			&i.Payload,
+			&i.Attempts,
+			&i.Deferred,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}

@@ -279,6 +279,41 @@ func (q *Queries) HoldKeys(ctx context.Context, arg HoldKeysParams) error {
 	return err
 }
 
+const MarkClean = `-- name: MarkClean :exec
+update commitbox.outbox_shard s set unclean = false, probe_id = null, probe_count = 0
+where s.channel = $1 and s.shard = any($2::smallint[])
+`
+
+type MarkCleanParams struct {
+	Channel string
+	Shards  []int16
+}
+
+// Ends the probation of shards. After the fence. Primary key.
+func (q *Queries) MarkClean(ctx context.Context, arg MarkCleanParams) error {
+	_, err := q.db.Exec(ctx, MarkClean, arg.Channel, arg.Shards)
+	return err
+}
+
+const MarkProbes = `-- name: MarkProbes :exec
+update commitbox.outbox_shard s set probe_id = u.id, probe_count = s.probe_count + 1
+from rows from (unnest($2::smallint[]), unnest($3::bigint[])) as u (shard, id)
+where s.channel = $1 and s.shard = u.shard
+`
+
+type MarkProbesParams struct {
+	Channel string
+	Shards  []int16
+	Ids     []int64
+}
+
+// Notes what is about to be published from shards that were taken over from a relay that died: if this one dies too, the
+// next owner finds the suspect. After the fence. Primary key.
+func (q *Queries) MarkProbes(ctx context.Context, arg MarkProbesParams) error {
+	_, err := q.db.Exec(ctx, MarkProbes, arg.Channel, arg.Shards, arg.Ids)
+	return err
+}
+
 const UnblockKeys = `-- name: UnblockKeys :many
 delete from commitbox.outbox_blocked b
 using rows from (unnest($1::smallint[]), unnest($2::text[])) as u (shard, key)
