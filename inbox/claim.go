@@ -36,7 +36,8 @@ const (
 )
 
 // decide says what a row means to a delivery with the given fingerprint. Completed and dead decide always; anything else
-// only under the message's lock, without which another transaction may be changing the row.
+// only under the message's lock, without which another transaction may be changing the row. Work that has stored steps,
+// or an expired lease that has used up its attempts, is left to lease mode, which knows how to go on.
 func (s *settings) decide(row db.InboxLookRow, fingerprint []byte) (verdict, step) {
 	v := verdict{attempt: int(row.Attempts), payloadKept: row.PayloadKept}
 	due := seconds(row.DueIn)
@@ -51,27 +52,16 @@ func (s *settings) decide(row db.InboxLookRow, fingerprint []byte) (verdict, ste
 		v.outcome = InProgress
 	case row.Status == "":
 		return v, stepClaim
+	case row.Status == statusPending && due > 0:
+		v.outcome, v.after = InProgress, due
+	case row.HasSteps, row.Status == statusPending && int(row.Attempts) >= s.MaxAttempts:
+		v.outcome, v.err = InProgress, errLeased
 	case row.Status == statusPending:
-		return s.decidePending(v, row, due)
+		return v, stepTakeover
 	case int(row.Attempts) >= s.MaxAttempts:
 		return v, stepBury
 	case due > 0 && !s.IgnoreDue:
 		v.outcome, v.after = NotDue, due
-	default:
-		return v, stepTakeover
-	}
-	return v, stepAnswer
-}
-
-// decidePending judges a leased row. An expired lease that has stored steps or used up its attempts is left to lease
-// mode, which knows how to go on.
-func (s *settings) decidePending(v verdict, row db.InboxLookRow, due time.Duration) (verdict, step) {
-	v.outcome = InProgress
-	switch {
-	case due > 0:
-		v.after = due
-	case row.HasSteps || int(row.Attempts) >= s.MaxAttempts:
-		v.err = errLeased
 	default:
 		return v, stepTakeover
 	}

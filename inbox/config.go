@@ -39,6 +39,9 @@ type Config struct {
 	// CommitWait bounds how long Process tries to find out what became of a COMMIT whose answer was lost, before it
 	// answers ErrOutcomeUnknown. Default 10 s.
 	CommitWait time.Duration
+	// LeaseFor is how long a lease lasts without renewal; it is renewed after a third of it. Work of a process that died
+	// is free after that time. Default 30 s, at least 1 s.
+	LeaseFor time.Duration
 	// IsPermanent says which errors of a handler make the message dead at once, beside those of [Permanent]. Default:
 	// PostgreSQL's data exceptions (class 22), integrity violations (class 23, but not 23503 and 23505, which may be
 	// gone when other transactions have committed) and access rule violations (class 42).
@@ -101,6 +104,7 @@ func (c *Config) fill() {
 	fill(&c.BackoffMax, 5*time.Minute)
 	fill(&c.ResultMax, resultMaxMax)
 	fill(&c.CommitWait, 10*time.Second)
+	fill(&c.LeaseFor, 30*time.Second)
 	if c.IsPermanent == nil {
 		c.IsPermanent = permanent
 	}
@@ -132,5 +136,6 @@ func (c *Config) check() error {
 	refuse(c.ResultMax < 1 || c.ResultMax > resultMaxMax, "ResultMax", "must be 1 to 1048576 bytes")
 	refuse(c.Wait < 0, "Wait", "is negative")
 	refuse(c.CommitWait < 0, "CommitWait", "is negative")
+	refuse(c.LeaseFor < time.Second, "LeaseFor", "is shorter than 1 s")
 	return errors.Join(errs...)
 }

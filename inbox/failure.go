@@ -17,7 +17,7 @@ import (
 const lockWait = 2 * time.Second
 
 var (
-	errLeased     = errors.New("its lease has expired, and only lease mode can go on with it: the consumer changed its mode with leases open")
+	errLeased     = errors.New("lease mode began it and only lease mode can go on with it: the consumer changed its mode with leases open")
 	errDeliveries = errors.New("delivered more often than Config.MaxDeliveries allows without a recorded end")
 )
 

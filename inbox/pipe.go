@@ -28,15 +28,16 @@ type statement struct {
 	args []any
 }
 
-func (p pipe) send(ctx context.Context, queue func(*pgx.Batch)) error {
+// start sends the statement among the others; read is told how its answer is read when the results are closed.
+func (p pipe) start(ctx context.Context, s statement, read func(*pgx.QueuedQuery)) pgx.BatchResults {
 	batch := new(pgx.Batch)
 	if p.begin != nil {
 		batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	}
-	for _, s := range p.before {
-		batch.Queue(s.sql, s.args...)
+	for _, before := range p.before {
+		batch.Queue(before.sql, before.args...)
 	}
-	queue(batch)
+	read(batch.Queue(s.sql, s.args...))
 	if p.after != "" {
 		batch.Queue(p.after).Exec(func(tag pgconn.CommandTag) error {
 			if p.tag != nil {
@@ -49,16 +50,16 @@ func (p pipe) send(ctx context.Context, queue func(*pgx.Batch)) error {
 	if p.begin != nil {
 		*p.begin = results.Tx()
 	}
-	return results.Close()
+	return results
 }
 
 func (p pipe) Exec(ctx context.Context, sql string, args ...any) (tag pgconn.CommandTag, err error) {
-	err = p.send(ctx, func(batch *pgx.Batch) {
-		batch.Queue(sql, args...).Exec(func(found pgconn.CommandTag) error {
+	err = p.start(ctx, statement{sql, args}, func(q *pgx.QueuedQuery) {
+		q.Exec(func(found pgconn.CommandTag) error {
 			tag = found
 			return nil
 		})
-	})
+	}).Close()
 	return tag, err
 }
 
@@ -66,9 +67,45 @@ func (p pipe) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	return pipeRow{p, ctx, statement{sql, args}}
 }
 
-var errPipeQuery = errors.New("inbox: a pipe has no Query")
+func (p pipe) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	results := p.start(ctx, statement{sql, args}, func(*pgx.QueuedQuery) {})
+	skip := len(p.before)
+	if p.begin != nil {
+		skip++
+	}
+	for range skip {
+		if _, err := results.Exec(); err != nil {
+			return nil, errors.Join(err, results.Close())
+		}
+	}
+	rows, err := results.Query()
+	if err != nil {
+		return nil, errors.Join(err, results.Close())
+	}
+	return &pipeRows{Rows: rows, results: results}, nil
+}
 
-func (p pipe) Query(context.Context, string, ...any) (pgx.Rows, error) { return nil, errPipeQuery }
+// pipeRows closes the batch with its rows.
+type pipeRows struct {
+	pgx.Rows
+	results pgx.BatchResults
+	err     error
+}
+
+func (r *pipeRows) Next() bool {
+	if r.Rows.Next() {
+		return true
+	}
+	r.Close()
+	return false
+}
+
+func (r *pipeRows) Close() {
+	r.Rows.Close()
+	r.err = r.results.Close()
+}
+
+func (r *pipeRows) Err() error { return errors.Join(r.Rows.Err(), r.err) }
 
 // pipeRow is sent when it is scanned.
 type pipeRow struct {
@@ -79,15 +116,15 @@ type pipeRow struct {
 
 func (r pipeRow) Scan(into ...any) error {
 	missing := false
-	err := r.pipe.send(r.ctx, func(batch *pgx.Batch) {
-		batch.Queue(r.sql, r.args...).QueryRow(func(row pgx.Row) error {
+	err := r.pipe.start(r.ctx, r.statement, func(q *pgx.QueuedQuery) {
+		q.QueryRow(func(row pgx.Row) error {
 			err := row.Scan(into...)
 			if missing = errors.Is(err, pgx.ErrNoRows); missing {
 				return nil // an error would make pgx forget the prepared statements
 			}
 			return err
 		})
-	})
+	}).Close()
 	if err == nil && missing {
 		return pgx.ErrNoRows
 	}

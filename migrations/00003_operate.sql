@@ -110,7 +110,69 @@ end
 $$;
 -- +goose StatementEnd
 
+-- Gives a failed or dead message, or one whose lease has expired, up: it stays as a dead row, because without a row the
+-- next delivery would run it. Returns whether there was such a row. The new epoch refuses whatever its last holder still
+-- sends. Waits on a row lock: set lock_timeout.
+-- +goose StatementBegin
+create function commitbox.inbox_discard(consumer text, message_id text, reason text default null) returns boolean
+language plpgsql as $$
+begin
+    update commitbox.inbox i
+       set status = 'dead', epoch = i.epoch + 1, lease_token = null, lease_until = null, next_attempt_at = null, finished_at = clock_timestamp(),
+           last_error = left('discarded by ' || session_user || coalesce(': ' || inbox_discard.reason, ''), 1000)
+     where i.consumer = inbox_discard.consumer and i.message_id = inbox_discard.message_id
+       and (i.status in ('failed', 'dead') or (i.status = 'pending' and i.lease_until <= clock_timestamp()));
+    if not found then
+        return false;
+    end if;
+    insert into commitbox.audit (action, target, reason)
+    values ('inbox_discard', inbox_discard.consumer || '/' || inbox_discard.message_id, inbox_discard.reason);
+    return true;
+end
+$$;
+-- +goose StatementEnd
+
+-- Marks a message as completed without running anything, in the current transaction. Returns 'completed', 'already'
+-- where it was, or 'held' where another transaction or lease has it. The result is stored as it is: null, or a codec byte
+-- (1: JSON, 2: bytes) and what follows it. Waits for nobody: the advisory lock is tried and a locked row is skipped.
+-- +goose StatementBegin
+create function commitbox.inbox_mark_completed(consumer text, message_id text, result bytea default null, reason text default null) returns text
+language plpgsql as $$
+declare
+    mine boolean := pg_try_advisory_xact_lock(commitbox.inbox_lock(inbox_mark_completed.consumer, inbox_mark_completed.message_id));
+begin
+    if mine then
+        insert into commitbox.inbox (consumer, message_id, status, attempts, result, finished_at)
+        values (inbox_mark_completed.consumer, inbox_mark_completed.message_id, 'completed', 0, inbox_mark_completed.result, clock_timestamp())
+        on conflict on constraint inbox_pkey do nothing;
+        if not found then
+            with k as materialized (
+                select i.consumer as c, i.message_id as m from commitbox.inbox i
+                 where i.consumer = inbox_mark_completed.consumer and i.message_id = inbox_mark_completed.message_id
+                   and (i.status in ('failed', 'dead') or (i.status = 'pending' and i.lease_until <= clock_timestamp()))
+                   for no key update skip locked
+            )
+            update commitbox.inbox i
+               set status = 'completed', epoch = i.epoch + 1, result = inbox_mark_completed.result, finished_at = clock_timestamp(),
+                   lease_token = null, lease_until = null, next_attempt_at = null, last_error = null, payload = null, headers = null
+              from k where i.consumer = k.c and i.message_id = k.m;
+        end if;
+        if found then
+            insert into commitbox.audit (action, target, reason)
+            values ('inbox_mark_completed', inbox_mark_completed.consumer || '/' || inbox_mark_completed.message_id, inbox_mark_completed.reason);
+            return 'completed';
+        end if;
+    end if;
+    perform 1 from commitbox.inbox i
+      where i.consumer = inbox_mark_completed.consumer and i.message_id = inbox_mark_completed.message_id and i.status = 'completed';
+    return case when found then 'already' else 'held' end;
+end
+$$;
+-- +goose StatementEnd
+
 -- +goose Down
+drop function commitbox.inbox_mark_completed(text, text, bytea, text);
+drop function commitbox.inbox_discard(text, text, text);
 drop function commitbox.inbox_requeue(text, text, text);
 drop function commitbox.outbox_requeue(text, uuid, text);
 drop function commitbox.enqueue(text, bytea, text, jsonb, text, text, uuid);

@@ -25,7 +25,7 @@ select pg_try_advisory_xact_lock(commitbox.inbox_lock(@consumer::text, @message_
        i.fingerprint,
        i.result,
        (i.payload is not null)::boolean as payload_kept,
-       coalesce(i.status = 'pending' and exists (select from commitbox.inbox_step s
+       coalesce(i.status in ('pending', 'failed') and exists (select from commitbox.inbox_step s
           where s.consumer = i.consumer and s.message_id = i.message_id), false)::boolean as has_steps,
        (current_setting('transaction_isolation') = 'read committed')::boolean as rereads
   from (values (1)) as one (n)
@@ -35,8 +35,8 @@ select pg_try_advisory_xact_lock(commitbox.inbox_lock(@consumer::text, @message_
 -- Runs a failed message again, or one whose lease has expired, in this transaction: the row becomes completed, which
 -- the handler's commit makes true. The epoch rises, so the former holder is fenced. Locks: the advisory lock (tried,
 -- in a CTE column of its own, so that it is evaluated once) and the row, skipped if it is locked. Index: primary key.
--- Two replicas: one gets the locks; the guards on epoch, state and time are evaluated on the locked row. A lease that
--- has stored steps is never taken over here: the handler would repeat them.
+-- Two replicas: one gets the locks; the guards on epoch, state and time are evaluated on the locked row. A message
+-- that has stored steps is never taken over here: the handler would repeat them.
 with l as materialized (
     select pg_try_advisory_xact_lock(commitbox.inbox_lock(@consumer::text, @message_id::text)) as ok
 ), k as materialized (
@@ -44,8 +44,8 @@ with l as materialized (
       from l join commitbox.inbox i on i.consumer = @consumer::text and i.message_id = @message_id::text
      where l.ok and i.epoch = @epoch::bigint and i.attempts < @max_attempts::integer
        and ((i.status = 'failed' and (i.next_attempt_at <= clock_timestamp() or @ignore_due::boolean))
-         or (i.status = 'pending' and i.lease_until <= clock_timestamp()
-             and not exists (select from commitbox.inbox_step s where s.consumer = i.consumer and s.message_id = i.message_id)))
+         or (i.status = 'pending' and i.lease_until <= clock_timestamp()))
+       and not exists (select from commitbox.inbox_step s where s.consumer = i.consumer and s.message_id = i.message_id)
        for no key update of i skip locked
 )
 update commitbox.inbox i

@@ -1,0 +1,80 @@
+package inbox
+
+import (
+	"context"
+	"errors"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/commitbox/commitbox/internal/db"
+	"github.com/commitbox/commitbox/internal/schema"
+)
+
+// shared is one transaction for several messages.
+type shared struct {
+	box      *Box
+	consumer string
+	claimed  []int // positions in the claim
+}
+
+// run claims, runs and commits. Its error says that nothing is committed, or that it is not known.
+func (s *shared) run(ctx context.Context, claim db.InboxClaimBatchParams, fn func(context.Context, pgx.Tx, []int) ([][]byte, error)) error {
+	conn, err := s.box.pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Release()
+	defer rollback(ctx, conn.Conn())
+	var tx pgx.Tx
+	rows, err := db.New(s.box.schema.On(pipe{on: conn.Conn(), begin: &tx})).InboxClaimBatch(ctx, claim)
+	if err != nil {
+		return err
+	}
+	for _, row := range rows {
+		if row.Claimed {
+			s.claimed = append(s.claimed, int(row.Position)-1)
+		}
+	}
+	if len(s.claimed) == 0 {
+		return nil
+	}
+	owned := &ownedTx{tx: tx}
+	defer owned.ended.Store(true)
+	var results [][]byte
+	_, err = recovered(func() (_ []byte, err error) {
+		results, err = fn(ctx, owned, s.claimed)
+		return nil, err
+	})
+	owned.ended.Store(true)
+	if err == nil {
+		err = leftBehind(conn.Conn())
+	}
+	if err != nil {
+		return err
+	}
+	return s.commit(ctx, conn, pick(claim.MessageIds, s.claimed), results)
+}
+
+var errNotCommitted = errors.New("the batch was not committed")
+
+// commit stores the results and commits, in one round trip.
+func (s *shared) commit(ctx context.Context, conn *pgxpool.Conn, ids []string, results [][]byte) error {
+	ctx, cancel := detached(ctx)
+	defer cancel()
+	tag, err := s.sendCommit(ctx, conn.Conn(), ids, results)
+	if err == nil && tag.String() != "COMMIT" {
+		return errNotCommitted
+	}
+	return err
+}
+
+func (s *shared) sendCommit(ctx context.Context, conn *pgx.Conn, ids []string, results [][]byte) (tag pgconn.CommandTag, err error) {
+	if len(results) == 0 {
+		return conn.Exec(ctx, schema.Commit)
+	}
+	p := pipe{on: conn, after: schema.Commit, tag: &tag}
+	err = db.New(s.box.schema.On(p)).InboxStoreResults(ctx, db.InboxStoreResultsParams{Consumer: s.consumer, MessageIds: ids, Results: results})
+	return tag, err
+}

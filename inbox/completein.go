@@ -1,0 +1,123 @@
+package inbox
+
+import (
+	"context"
+	"errors"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/commitbox/commitbox"
+)
+
+// CompleteIn ends leased work inside a business transaction that it runs itself, READ COMMITTED on the box's pool: the
+// row is completed first, which is the guard, then fn writes, then the result is stored and all of it committed. Either
+// the message is completed with fn's writes, or neither. It returns what a replay will return.
+//
+// A lost lease is ErrLeaseLost and fn does not run. If fn fails, its writes are rolled back, its error is returned and
+// the lease is as it was: go on with it, or call Fail. fn runs again after a serialization failure or a deadlock. The
+// rules for tx are those of [Process].
+func CompleteIn[R any](ctx context.Context, lease *Lease, fn func(ctx context.Context, tx pgx.Tx) (R, error)) (R, error) {
+	var value R
+	if fn == nil {
+		return value, &commitbox.InputError{Field: "fn", Problem: "is nil"}
+	}
+	run := func(ctx context.Context, tx pgx.Tx) (stored []byte, err error) {
+		value, err = fn(ctx, tx)
+		if err != nil {
+			return nil, err
+		}
+		return roundTrip(&value, lease.box.ResultMax)
+	}
+	for conflicts := 0; ; conflicts++ {
+		err := lease.completeOnce(ctx, run)
+		if !conflict(err) || conflicts == conflictsMax {
+			return value, err
+		}
+		lease.box.Observer.Observe(commitbox.InboxRetries, 1, lease.msg.ID.Consumer)
+		if !sleep(ctx, jitter(pollFirst<<conflicts)) {
+			return value, err
+		}
+	}
+}
+
+func (l *Lease) completeOnce(ctx context.Context, run handler) error {
+	conn, err := l.box.pool.Acquire(ctx)
+	if err != nil {
+		return l.unavailable(err)
+	}
+	defer conn.Release()
+	defer rollback(ctx, conn.Conn())
+	tx, err := l.guard(ctx, conn)
+	if err != nil {
+		return err
+	}
+	owned := &ownedTx{tx: tx}
+	defer owned.ended.Store(true)
+	stored, err := run(ctx, owned)
+	owned.ended.Store(true)
+	if err == nil {
+		err = leftBehind(conn.Conn())
+	}
+	if err != nil {
+		return err
+	}
+	w := &work{box: l.box, msg: &l.msg, conn: conn, tx: tx}
+	commitCtx, cancel := detached(ctx)
+	defer cancel()
+	tag, err := w.sendCommit(commitCtx, conn.Conn(), stored)
+	switch {
+	case err == nil && tag.String() == "COMMIT":
+		l.end()
+		return nil
+	case err == nil:
+		return pgx.ErrTxCommitRollback
+	case stateOf(conn.Conn()) == stateClosed:
+		return l.findOut(commitCtx, err)
+	}
+	return err
+}
+
+// guard completes the row in a new transaction, or says why not.
+func (l *Lease) guard(ctx context.Context, conn *pgxpool.Conn) (pgx.Tx, error) {
+	var tx pgx.Tx
+	p := pipe{on: conn.Conn(), begin: &tx, before: l.lock()}
+	n, err := l.queries(p).InboxComplete(ctx, l.completion(nil))
+	if err != nil {
+		return nil, l.unavailable(err)
+	}
+	if n > 0 {
+		return tx, nil
+	}
+	row, err := l.queries(tx).InboxHeld(ctx, l.position())
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return nil, l.lost()
+	case err != nil:
+		return nil, l.unavailable(err)
+	case row.Status == statusPending && row.Same:
+		return nil, l.unavailable(errRowLocked)
+	}
+	return nil, l.lost()
+}
+
+// findOut asks what became of a COMMIT whose answer was lost: completed, rolled back if the row can be renewed, or still
+// open.
+func (l *Lease) findOut(ctx context.Context, cause error) error {
+	for wait := newPoll(cleanupTimeout); ; {
+		row, err := l.held(ctx)
+		switch {
+		case errors.Is(err, pgx.ErrNoRows):
+			return l.lost()
+		case err == nil && row.Status == statusCompleted:
+			l.end()
+			return nil
+		}
+		if n, err := l.touch(ctx); err == nil && n > 0 {
+			return l.unavailable(cause)
+		}
+		if !wait.next(ctx) {
+			return &Error{ID: l.msg.ID, Outcome: Unknown, Attempt: l.attempt, Err: cause}
+		}
+	}
+}

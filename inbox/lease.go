@@ -1,0 +1,209 @@
+package inbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/commitbox/commitbox/internal/db"
+)
+
+// Lease is the right to work on a message outside a transaction, for work that leaves the database: a charge, a mail, a
+// call that takes minutes. It is renewed in the background until it is ended by [Complete], [CompleteIn], Fail or
+// Release; one of these must be called. Every write carries the lease's epoch and token, so that a holder whose lease was
+// taken over can change nothing.
+//
+// It is safe for concurrent use. What is not promised: that no other holder works at the same time. A process that stops
+// for longer than the lease and then goes on works beside its successor until it asks the database; pass the message's
+// id on to services that can recognise a repeat, and use [Step].
+type Lease struct {
+	box     *Box
+	msg     Message
+	token   pgtype.UUID
+	epoch   int64
+	attempt int
+
+	ctx    context.Context
+	lose   context.CancelCauseFunc
+	ended  atomic.Bool   // the end is confirmed
+	halted chan struct{} // closed when the renewing goroutine has returned
+}
+
+// Acquire takes the lease of a message, and keeps its payload in the row if it has one, so that [Resume] can go on with
+// it. The lease lives until it is ended, whatever becomes of ctx afterwards.
+//
+// The errors are those of [Process]: ErrInProgress while another worker holds it, ErrNotDue, ErrDead (attempts are
+// counted here, by each lease), ErrPayloadMismatch, ErrUnavailable. A message that is completed is an [*Error] of the
+// outcome Replayed, which [Disposition] acks; [IsCompleted] reads its result.
+func (b *Box) Acquire(ctx context.Context, msg Message) (*Lease, error) {
+	if err := errors.Join(b.check(), msg.check()); err != nil {
+		return nil, err
+	}
+	lease, v := b.acquire(ctx, msg)
+	if lease != nil {
+		return lease, nil
+	}
+	if v.outcome == Replayed {
+		return nil, &Error{ID: msg.ID, Outcome: Replayed, Attempt: v.attempt}
+	}
+	return nil, v.asError(msg.ID)
+}
+
+// acquire asks until there is a lease or an answer.
+func (b *Box) acquire(ctx context.Context, msg Message) (*Lease, verdict) {
+	token := pgtype.UUID{Bytes: uuid.New(), Valid: true}
+	for wait := newPoll(b.Wait); ; {
+		lease, v := b.tryAcquire(ctx, msg, token)
+		if lease != nil || v.outcome != InProgress || !wait.next(ctx) {
+			return lease, v
+		}
+	}
+}
+
+func (b *Box) tryAcquire(ctx context.Context, msg Message, token pgtype.UUID) (*Lease, verdict) {
+	for range claimsMax {
+		asked := time.Now()
+		row, err := b.sendAcquire(ctx, &msg, token)
+		switch {
+		case err == nil && row.Status == statusDead:
+			return nil, verdict{outcome: Dead, attempt: int(row.Attempts), payloadKept: row.PayloadKept, seen: &row.Epoch}
+		case err == nil:
+			return b.newLease(msg, token, row, asked), verdict{}
+		case !errors.Is(err, pgx.ErrNoRows):
+			return nil, unavailable(err)
+		}
+		seen, err := b.look(ctx, pipe{on: b.pool}, msg.ID)
+		if err != nil {
+			return nil, unavailable(err)
+		}
+		if v, next := b.decide(seen, msg.Fingerprint); next == stepAnswer && !errors.Is(v.err, errLeased) {
+			return nil, v
+		}
+	}
+	return nil, verdict{outcome: InProgress}
+}
+
+// sendAcquire repeats a request whose answer was lost: with its token it gets the same lease.
+func (b *Box) sendAcquire(ctx context.Context, m *Message, token pgtype.UUID) (row db.InboxAcquireRow, err error) {
+	payload, headers := m.kept()
+	err = b.persist(ctx, func() error {
+		row, err = db.New(b.schema.On(b.pool)).InboxAcquire(ctx, db.InboxAcquireParams{
+			Consumer: m.ID.Consumer, MessageID: m.ID.Message, Token: token, LeaseSeconds: b.LeaseFor.Seconds(),
+			Fingerprint: m.Fingerprint, Payload: payload, Headers: optional(headers), TraceID: optional(m.TraceID),
+			IgnoreDue: b.IgnoreDue, MaxAttempts: int32(b.MaxAttempts),
+		})
+		return err
+	})
+	return row, err
+}
+
+// persist runs an idempotent request again while the store does not answer, for a few seconds.
+func (b *Box) persist(ctx context.Context, request func() error) error {
+	for wait := newPoll(cleanupTimeout); ; {
+		err := request()
+		if err == nil || errors.Is(err, pgx.ErrNoRows) || sqlState(err) != "" && !transient(err) || !wait.next(ctx) {
+			return err
+		}
+	}
+}
+
+func (b *Box) newLease(msg Message, token pgtype.UUID, row db.InboxAcquireRow, asked time.Time) *Lease {
+	l := &Lease{box: b, msg: msg, token: token, epoch: row.Epoch, attempt: int(row.Attempts), halted: make(chan struct{})}
+	l.ctx, l.lose = context.WithCancelCause(context.Background())
+	go l.renew(asked)
+	return l
+}
+
+// ID returns the message's id.
+func (l *Lease) ID() ID { return l.msg.ID }
+
+// Attempt returns how many leases the message has had, this one included.
+func (l *Lease) Attempt() int { return l.attempt }
+
+// Bind returns a context that ends with ctx and when the lease is lost; its cause is then ErrLeaseLost. Work under the
+// lease runs with it.
+func (l *Lease) Bind(ctx context.Context) (context.Context, context.CancelFunc) {
+	bound, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(l.ctx, func() { cancel(context.Cause(l.ctx)) })
+	return bound, func() {
+		stop()
+		cancel(context.Canceled)
+	}
+}
+
+// renew moves the lease's end, until the lease ends or is lost. A store that does not answer is asked more often; when
+// the lease may have expired, it counts as lost, by the clock that ran since the last good request was sent.
+func (l *Lease) renew(asked time.Time) {
+	defer close(l.halted)
+	period := l.box.LeaseFor / 3
+	for pause := period; sleep(l.ctx, pause); {
+		sent := time.Now()
+		held, err := l.sendRenew()
+		switch {
+		case err == nil && !held:
+			l.lose(ErrLeaseLost)
+		case err == nil:
+			asked, pause = sent, period
+		case time.Since(asked) >= l.box.LeaseFor:
+			l.lose(fmt.Errorf("%w: it could not be renewed in time: %w", ErrLeaseLost, err))
+		default:
+			pause = period / 4
+		}
+	}
+}
+
+func (l *Lease) sendRenew() (held bool, err error) {
+	ctx, cancel := context.WithTimeout(l.ctx, l.box.LeaseFor/3)
+	defer cancel()
+	n, err := l.touch(ctx)
+	if err != nil || n > 0 {
+		return n > 0, err
+	}
+	row, err := l.held(ctx)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return false, nil
+	}
+	return row.Status == statusPending && row.Same, err
+}
+
+func (l *Lease) queries(on db.DBTX) *db.Queries { return db.New(l.box.schema.On(on)) }
+
+// touch moves the end of the lease, and returns 0 if it is lost or its row is locked.
+func (l *Lease) touch(ctx context.Context) (int64, error) {
+	return l.queries(l.box.pool).InboxRenew(ctx, db.InboxRenewParams{
+		Consumer: l.msg.ID.Consumer, MessageID: l.msg.ID.Message, Epoch: l.epoch, Token: l.token, LeaseSeconds: l.box.LeaseFor.Seconds(),
+	})
+}
+
+// held reads what became of the lease.
+func (l *Lease) held(ctx context.Context) (db.InboxHeldRow, error) {
+	return l.queries(l.box.pool).InboxHeld(ctx, l.position())
+}
+
+func (l *Lease) position() db.InboxHeldParams {
+	return db.InboxHeldParams{Consumer: l.msg.ID.Consumer, MessageID: l.msg.ID.Message, Epoch: l.epoch, Token: l.token}
+}
+
+// end stops the renewal.
+func (l *Lease) end() {
+	l.ended.Store(true)
+	l.lose(errLeaseEnded)
+	<-l.halted
+}
+
+var errLeaseEnded = fmt.Errorf("%w: it was ended by its holder", ErrLeaseLost)
+
+// lost is the error of a holder whose lease was taken over.
+func (l *Lease) lost() error {
+	return &Error{ID: l.msg.ID, Outcome: InProgress, Attempt: l.attempt, Err: ErrLeaseLost}
+}
+
+func (l *Lease) unavailable(err error) error {
+	return &Error{ID: l.msg.ID, Outcome: Unavailable, Attempt: l.attempt, Err: err}
+}

@@ -1,0 +1,127 @@
+package inbox
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/commitbox/commitbox/internal/db"
+)
+
+// Complete ends leased work with its result and returns what a replay will return. It may be called again after any
+// error but ErrLeaseLost, and after it has succeeded: completing twice is completing once. The end of ctx does not keep
+// it from being sent.
+func Complete[R any](ctx context.Context, lease *Lease, result R) (R, error) {
+	stored, err := roundTrip(&result, lease.box.ResultMax)
+	if err != nil {
+		return result, err
+	}
+	ctx, cancel := detached(ctx)
+	defer cancel()
+	_, err = lease.settle(ctx, func() error {
+		n, err := lease.sendComplete(ctx, lease.box.pool, stored)
+		return rowOrNone(n, err)
+	}, statusCompleted)
+	return result, err
+}
+
+// sendComplete takes the message's lock and completes the row, in one round trip.
+func (l *Lease) sendComplete(ctx context.Context, on sender, stored []byte) (int64, error) {
+	return l.queries(pipe{on: on, before: l.lock()}).InboxComplete(ctx, l.completion(stored))
+}
+
+func (l *Lease) lock() []statement {
+	return []statement{{l.box.schema.Rewrite(db.InboxTryLock), []any{l.msg.ID.Consumer, l.msg.ID.Message}}}
+}
+
+func (l *Lease) completion(stored []byte) db.InboxCompleteParams {
+	return db.InboxCompleteParams{Consumer: l.msg.ID.Consumer, MessageID: l.msg.ID.Message, Epoch: l.epoch, Token: l.token, Result: stored}
+}
+
+func rowOrNone(n int64, err error) error {
+	if err == nil && n == 0 {
+		return pgx.ErrNoRows
+	}
+	return err
+}
+
+// settle sends the end of the lease until it is known to be done or lost. The statuses are those that the lease's own
+// write leaves, which tell a write whose answer was lost from a lost lease; the row is returned if it was such a one.
+func (l *Lease) settle(ctx context.Context, send func() error, own ...string) (*db.InboxHeldRow, error) {
+	for wait := newPoll(cleanupTimeout); ; {
+		err := l.box.persist(ctx, send)
+		if err == nil {
+			l.end()
+			return nil, nil
+		}
+		if !errors.Is(err, pgx.ErrNoRows) {
+			return nil, l.unavailable(err)
+		}
+		row, err := l.held(ctx)
+		switch {
+		case err != nil && !errors.Is(err, pgx.ErrNoRows):
+			return nil, l.unavailable(err)
+		case err == nil && slices.Contains(own, row.Status):
+			l.end()
+			return &row, nil
+		case err != nil, row.Status != statusPending, !row.Same:
+			l.end()
+			return nil, l.lost()
+		}
+		if !wait.next(ctx) { // the row is locked by a transaction that is open
+			return nil, l.unavailable(errRowLocked)
+		}
+	}
+}
+
+var errRowLocked = errors.New("another transaction holds the message's row; if it is not the holder's own, it takes the lease over")
+
+// Fail ends leased work that did not succeed, and returns the [*Error] that is given to [Disposition]: failed and when
+// it is due again, or dead. A lost lease is ErrLeaseLost. Results of steps stay, so that the next lease goes on behind
+// them. The end of ctx does not keep it from being sent.
+func (l *Lease) Fail(ctx context.Context, cause error) error {
+	ctx, cancel := detached(ctx)
+	defer cancel()
+	var row db.InboxLeaseFailRow
+	seen, err := l.settle(ctx, func() (err error) {
+		row, err = l.queries(l.box.pool).InboxLeaseFail(ctx, db.InboxLeaseFailParams{
+			Consumer: l.msg.ID.Consumer, MessageID: l.msg.ID.Message, Epoch: l.epoch, Token: l.token, LastError: describe(cause),
+			MaxAttempts: l.box.limitFor(cause), BackoffBase: l.box.BackoffBase.Seconds(), BackoffMax: l.box.BackoffMax.Seconds(),
+		})
+		return err
+	}, statusFailed, statusDead)
+	if err != nil {
+		return err
+	}
+	if seen != nil {
+		row.Status, row.DueIn, row.PayloadKept = seen.Status, seen.DueIn, seen.PayloadKept
+	}
+	v := verdict{outcome: Failed, attempt: l.attempt, after: seconds(row.DueIn), err: cause, seen: &l.epoch}
+	if row.Status == statusDead {
+		v.outcome, v.payloadKept = Dead, row.PayloadKept
+	}
+	return v.asError(l.msg.ID)
+}
+
+// Release gives the lease back without a result: the message is due at once and the attempt is not counted. It is for a
+// process that stops. A lease that is lost or ended is released already.
+func (l *Lease) Release(ctx context.Context) error {
+	if l.ended.Load() {
+		return nil
+	}
+	ctx, cancel := detached(ctx)
+	defer cancel()
+	n, err := l.queries(l.box.pool).InboxRelease(ctx, db.InboxReleaseParams{
+		Consumer: l.msg.ID.Consumer, MessageID: l.msg.ID.Message, Epoch: l.epoch, Token: l.token,
+	})
+	l.end()
+	if err != nil {
+		return l.unavailable(err)
+	}
+	if n == 0 {
+		return l.lost()
+	}
+	return nil
+}

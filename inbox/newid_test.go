@@ -1,0 +1,37 @@
+package inbox_test
+
+import (
+	"testing"
+
+	"github.com/commitbox/commitbox/inbox"
+)
+
+func TestNewID(t *testing.T) {
+	id, err := inbox.NewID("shop", "pay/charge", "eu 1", "17%")
+	if err != nil || id.Consumer != "shop/pay%2Fcharge" || id.Message != "eu%201/17%25" {
+		t.Errorf("%q, %v", id, err)
+	}
+	if _, err := inbox.NewID("", "f", "", "1"); err == nil {
+		t.Error("an empty service was taken")
+	}
+	for _, other := range []inbox.ID{{Consumer: "plain", Message: "id"}, {Consumer: "a/b", Message: "c/%2f"}, {Consumer: "a/b", Message: "c/d/e"}} {
+		if _, err := other.Parts(); err == nil {
+			t.Errorf("%q was read", other)
+		}
+	}
+}
+
+func FuzzNewID(f *testing.F) {
+	f.Add("a", "b", "c", "d")
+	f.Add("a/b", "%2F", "\x00", "\xff{}")
+	f.Fuzz(func(t *testing.T, service, function, partition, serial string) {
+		id, err := inbox.NewID(service, function, partition, serial)
+		if err != nil {
+			return
+		}
+		parts, err := id.Parts()
+		if err != nil || parts != (inbox.Parts{Service: service, Function: function, Partition: partition, Serial: serial}) {
+			t.Errorf("%q is read as %+v, %v", id, parts, err)
+		}
+	})
+}
