@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-var queryHead = regexp.MustCompile(`^-- name: [A-Z]\w+ :(one|many|exec|execrows)$`)
+var queryHead = regexp.MustCompile(`^-- name: [A-Z]\w* :(one|many|exec|execrows)$`)
 
 // uncommented returns the heads of queries that no comment follows.
 func uncommented(text string) (heads []string) {
