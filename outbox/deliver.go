@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"time"
 
@@ -50,9 +51,12 @@ func together(*row) string { return "" }
 
 // split chooses how rows are sent.
 func (l *lane) split(rows []row) [][]int {
+	alone := slices.ContainsFunc(rows, func(r row) bool { return l.alone(&r) })
 	switch {
 	case len(l.probation) > 0:
-		return waves(rows, byShard)
+		return l.isolate(rows, waves(rows, byShard))
+	case alone:
+		return l.isolate(rows, waves(rows, byKey))
 	case l.keepsOrder:
 		return waves(rows, together)
 	}
@@ -83,7 +87,7 @@ func (l *lane) deliver(ctx context.Context, rows []row) (*delivery, error) {
 		if ctx.Err() != nil || l.lease.left(time.Now()) < l.cfg.PublishTimeout {
 			break
 		}
-		if err := l.mark(ctx, d, ready); err != nil {
+		if err := l.note(ctx, d, ready); err != nil {
 			return nil, err
 		}
 		batch := make([]Record, len(ready))

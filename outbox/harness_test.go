@@ -123,9 +123,14 @@ func enqueue(t *testing.T, db *testenv.DB, messages ...outbox.Message) []uuid.UU
 // eventually waits until ok, for at most 20 s.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); {
+	eventuallyWithin(t, 20*time.Second, what, ok)
+}
+
+func eventuallyWithin(t *testing.T, bound time.Duration, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(bound); !ok(); {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited 20 s for: %s", what)
+			t.Fatalf("waited %v for: %s", bound, what)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}

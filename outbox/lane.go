@@ -47,7 +47,8 @@ type lane struct {
 
 	trial     bool             // this round tries for all lanes whether the destination is back
 	suspects  map[ref]int      // messages that found the destination away, and how often while others got through
-	probation map[int16]int    // shards taken over from a relay that died, and how many messages are still to be tried singly
+	probation map[int16]int    // shards taken over from a relay that died, and how many messages are still to be noted
+	accused   map[ref]bool     // messages to be tried alone
 	examined  map[holding]bool // shards whose former owner's last message was looked at
 }
 
@@ -261,7 +262,7 @@ func (l *lane) serveHot(ctx context.Context) (worked bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if err := l.release(ctx, rows, left); err != nil {
+	if err := l.discharge(ctx, rows, left); err != nil {
 		return false, err
 	}
 	l.advanceFloors(now.resolved, rows, left)
@@ -326,6 +327,7 @@ func (l *lane) publishAndSettle(ctx context.Context, rows []row) (left []row, er
 		return nil, err
 	}
 	l.logFailures(rows, sent.verdicts, d)
+	l.strike(&d.change, rows)
 	if err := l.apply(ctx, d.change); err != nil {
 		return nil, err
 	}

@@ -140,12 +140,12 @@ func (l *postgresLink) look(ctx context.Context, owner uuid.UUID) (surroundings,
 		return surroundings{}, err
 	}
 	owned, err := l.q.OwnedShards(ctx, db.OwnedShardsParams{Channel: l.channel, Owner: id(owner)})
-	s := surroundings{unclean: make(map[int16]int64), members: int(around.Members), rank: int(around.Rank),
+	s := surroundings{unclean: make(map[int16]probe), members: int(around.Members), rank: int(around.Rank),
 		expired: around.Expired, free: int(around.Free), hold: around.DeadPolicy == "hold"}
 	for _, o := range owned {
 		s.held = append(s.held, holding{o.Shard, o.Epoch})
 		if o.Unclean {
-			s.unclean[o.Shard] = o.ProbeID
+			s.unclean[o.Shard] = probe{o.Shard, o.ProbeID, o.ProbeCount > 1}
 		}
 	}
 	return s, err
@@ -172,6 +172,7 @@ func (l *postgresLink) due(ctx context.Context, shards []int16, keys, perKey int
 	rows := make([]row, len(read))
 	for i, r := range read {
 		rows[i] = l.row(ref{r.Shard, r.ID, true}, r)
+		rows[i].deadly = r.LastError == errRelayDied.Error()
 	}
 	return rows, err
 }
@@ -356,8 +357,15 @@ func (l *postgresLink) markProbes(ctx context.Context, q *db.Queries, c *change)
 	if len(c.probes) == 0 {
 		return nil
 	}
-	shards, ids := columns(c.probes)
-	return q.MarkProbes(ctx, db.MarkProbesParams{Shards: shards, Ids: ids, Channel: l.channel})
+	p := db.MarkProbesParams{Channel: l.channel}
+	for _, n := range c.probes {
+		count := int32(1)
+		if n.alone {
+			count = 2
+		}
+		p.Shards, p.Ids, p.Counts = append(p.Shards, n.shard), append(p.Ids, n.id), append(p.Counts, count)
+	}
+	return q.MarkProbes(ctx, p)
 }
 
 func (l *postgresLink) markClean(ctx context.Context, q *db.Queries, c *change) error {

@@ -7,38 +7,52 @@ import (
 
 // A message that kills the process that publishes it counts no attempt and would kill one relay after the other. So
 // shards that were taken over from a relay that died are on probation: their messages are tried one per shard at a time,
-// each noted in the database before. Who takes such a shard over from a relay that died on probation finds the suspect
-// there, and counts an attempt against it.
+// and noted in the database before. If the relay dies again, the next owner finds the notes and tries those messages
+// alone; if it dies over one, the owner after that counts an attempt against it. From then on the message is always
+// tried alone and noted, so that every further death counts.
 
 var errRelayDied = errors.New("the relay died while publishing it")
 
-// examine puts shards that were taken over on probation, and defers what their former owners noted last.
-func (l *lane) examine(ctx context.Context, fresh []*shard, unclean map[int16]int64) error {
-	var noted []ref
+// alone says whether a message has to be tried in a call of its own.
+func (l *lane) alone(r *row) bool { return r.deadly || l.accused[r.ref] }
+
+// isolate takes the messages that have to be tried alone out of their waves, and puts them behind the others.
+func (l *lane) isolate(rows []row, batches [][]int) [][]int {
+	var apart [][]int
+	for _, wave := range batches {
+		var rest []int
+		var single [][]int
+		for _, i := range wave {
+			if l.alone(&rows[i]) {
+				single = append(single, []int{i})
+			} else {
+				rest = append(rest, i)
+			}
+		}
+		apart = append(append(apart, rest), single...)
+	}
+	return apart
+}
+
+// examine puts shards that were taken over on probation, and deals with what their former owners noted last.
+func (l *lane) examine(ctx context.Context, fresh []*shard, unclean map[int16]probe) error {
+	var dead []ref
 	for _, s := range fresh {
 		last, dirty := unclean[s.shard]
 		if !dirty || l.examined[s.holding] {
 			continue
 		}
 		l.probation[s.shard] = l.cfg.Batch
-		if last > 0 {
-			noted = append(noted, ref{shard: s.shard, id: last})
+		switch {
+		case last.alone:
+			dead = append(dead, ref{shard: s.shard, id: last.id})
+		case last.id > 0:
+			l.accused[ref{s.shard, last.id, false}] = true
+			l.accused[ref{s.shard, last.id, true}] = true
 		}
 	}
-	if len(noted) > 0 {
-		rows, err := l.link.read(ctx, noted)
-		if err != nil {
-			return err
-		}
-		verdicts := make([]verdict, len(rows))
-		for i := range verdicts {
-			verdicts[i] = verdict{resultRetryable, errRelayDied}
-		}
-		d := l.policy.decide(rows, verdicts)
-		l.logFailures(rows, verdicts, d)
-		if err := l.apply(ctx, d.change); err != nil {
-			return err
-		}
+	if err := l.convict(ctx, dead); err != nil {
+		return err
 	}
 	for _, s := range fresh {
 		l.examined[s.holding] = true
@@ -46,20 +60,51 @@ func (l *lane) examine(ctx context.Context, fresh []*shard, unclean map[int16]in
 	return nil
 }
 
-// mark notes what is about to be tried of shards on probation.
-func (l *lane) mark(ctx context.Context, d *delivery, ready []int) error {
+// convict counts an attempt against messages over which a relay died, and takes the notes of them away.
+func (l *lane) convict(ctx context.Context, dead []ref) error {
+	if len(dead) == 0 {
+		return nil
+	}
+	rows, err := l.link.read(ctx, dead)
+	if err != nil {
+		return err
+	}
+	verdicts := make([]verdict, len(rows))
+	for i := range verdicts {
+		verdicts[i] = verdict{resultRetryable, errRelayDied}
+	}
+	d := l.policy.decide(rows, verdicts)
+	l.logFailures(rows, verdicts, d)
+	for _, r := range dead {
+		d.change.probes = append(d.change.probes, probe{shard: r.shard})
+	}
+	return l.apply(ctx, d.change)
+}
+
+// note writes down what is about to be tried, where it may be what killed a relay.
+func (l *lane) note(ctx context.Context, d *delivery, ready []int) error {
 	var c change
 	for _, i := range ready {
-		if _, on := l.probation[d.rows[i].shard]; on {
-			c.probes = append(c.probes, d.rows[i].ref)
+		r := &d.rows[i]
+		if _, on := l.probation[r.shard]; on || l.alone(r) {
+			c.probes = append(c.probes, probe{r.shard, r.id, l.alone(r)})
 		}
 	}
 	return l.apply(ctx, c)
 }
 
-// release ends the probation of shards of which nothing is left to be read, or as many messages have been tried as the
-// former owner may have had in flight.
-func (l *lane) release(ctx context.Context, read, left []row) error {
+// strike takes away the notes of messages that were tried alone in shards that are not on probation.
+func (l *lane) strike(c *change, rows []row) {
+	for i := range rows {
+		if _, on := l.probation[rows[i].shard]; !on && l.alone(&rows[i]) {
+			c.probes = append(c.probes, probe{shard: rows[i].shard})
+		}
+	}
+}
+
+// discharge ends the probation of shards of which nothing is left to be read, or as many messages have been tried as
+// the former owner may have had in flight.
+func (l *lane) discharge(ctx context.Context, read, left []row) error {
 	if len(l.probation) == 0 {
 		return nil
 	}
@@ -84,6 +129,9 @@ func (l *lane) release(ctx context.Context, read, left []row) error {
 	}
 	for _, shard := range c.clean {
 		delete(l.probation, shard)
+	}
+	if len(l.probation) == 0 {
+		clear(l.accused)
 	}
 	return nil
 }

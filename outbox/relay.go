@@ -171,7 +171,7 @@ func newSession(ctx context.Context, r *Relay, store store) (*session, error) {
 			cfg: r.cfg, publisher: r.publisher, keepsOrder: ok && orderer.StopsKeyAtFirstFailure(),
 			store: store, owner: m.owner, lease: m.lease, gate: s.gate, roster: s.roster, breaker: breaker, index: i,
 			policy:   policy{maxAttempts: r.cfg.MaxAttempts, backoff: backoff{r.cfg.BackoffBase, r.cfg.BackoffMax}.next},
-			suspects: make(map[ref]int), probation: make(map[int16]int), examined: make(map[holding]bool),
+			suspects: make(map[ref]int), probation: make(map[int16]int), accused: make(map[ref]bool), examined: make(map[holding]bool),
 		})
 	}
 	go func() {

@@ -37,7 +37,7 @@ type roster struct {
 type assignment struct {
 	version uint64
 	held    []holding
-	unclean map[int16]int64 // shards taken over from a relay that died, with the id it was trying last or 0
+	unclean map[int16]probe // shards taken over from a relay that died, with what it noted last
 	hold    bool            // a dead message holds its key
 }
 

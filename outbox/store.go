@@ -70,12 +70,19 @@ type holding struct {
 // surroundings is what a relay sees of its channel.
 type surroundings struct {
 	held    []holding       // in order
-	unclean map[int16]int64 // held shards taken over from a relay that died, with the message it tried last, or 0
+	unclean map[int16]probe // held shards taken over from a relay that died, with what it noted last
 	members int             // relays, expired ones too
 	rank    int             // this one's place among them, from 0
 	expired bool            // the lease of one has ended
 	free    int             // shards that nobody owns
 	hold    bool            // a dead message holds its key
+}
+
+// probe is the note of a relay that is about to publish a message of a shard on probation. id 0: no note.
+type probe struct {
+	shard int16
+	id    int64
+	alone bool // in a call of its own
 }
 
 // writer is an open transaction that has touched the message table. pid is 0 if it has no session.
@@ -108,7 +115,8 @@ type keyRef struct {
 type row struct {
 	Record
 	ref
-	bad error // why it cannot be handed to a publisher
+	bad    error // why it cannot be handed to a publisher
+	deadly bool  // a relay died while it published this message alone
 }
 
 func (r *row) keyRef() keyRef { return keyRef{r.shard, r.Key} }
@@ -122,7 +130,7 @@ type change struct {
 	block    []blocked // keys that wait until a time
 	hold     []keyRef  // keys that wait for an operator
 	unblock  []keyRef  // keys that may flow if nothing is left behind them
-	probes   []ref     // messages that are about to be tried, of shards on probation
+	probes   []probe   // messages that are about to be tried, of shards on probation
 	clean    []int16   // shards whose probation has ended
 }
 
@@ -170,7 +178,7 @@ func (c *change) each(keep func(shard int16) bool) {
 	filter(&c.block, func(b blocked) bool { return keep(b.shard) })
 	filter(&c.hold, func(k keyRef) bool { return keep(k.shard) })
 	filter(&c.unblock, func(k keyRef) bool { return keep(k.shard) })
-	filter(&c.probes, func(r ref) bool { return keep(r.shard) })
+	filter(&c.probes, func(p probe) bool { return keep(p.shard) })
 	filter(&c.clean, keep)
 }
 

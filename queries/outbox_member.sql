@@ -69,7 +69,7 @@ where s.channel = @channel and s.shard = u.shard and s.owner = @owner::uuid and 
 -- name: OwnedShards :many
 -- The tick, first half: what the relay owns now and under which epoch. Plain read, primary key prefix, 64 rows. Deletes of
 -- confirmed messages are not fenced, so without this look a relay whose messages all succeed would never notice a change.
-select shard, epoch, unclean, coalesce(probe_id, 0)::bigint as probe_id
+select shard, epoch, unclean, coalesce(probe_id, 0)::bigint as probe_id, probe_count
 from commitbox.outbox_shard where channel = @channel and owner = @owner::uuid order by shard;
 
 -- name: LookAround :one

@@ -47,7 +47,7 @@ select shard, key from commitbox.outbox_blocked where channel = @channel and sha
 -- clock_timestamp() is never an index condition. Deferred rows belong to the owner of the shard, so nobody else takes
 -- them; what he does with them is fenced.
 select d.id, d.created_at, d.message_id, d.shard, coalesce(d.key, '')::text as key, d.topic,
-       coalesce(d.content_type, '')::text as content_type, d.headers, d.payload, d.attempts
+       coalesce(d.content_type, '')::text as content_type, d.headers, d.payload, d.attempts, coalesce(d.last_error, '')::text as last_error
 from (
     select b.channel, b.shard, b.key from commitbox.outbox_blocked b
     where b.channel = @channel and b.shard = any(@shards::smallint[]) and b.due_at <= statement_timestamp()
@@ -60,7 +60,7 @@ cross join lateral (
 ) d
 union all
 (select d.id, d.created_at, d.message_id, d.shard, ''::text, d.topic,
-        coalesce(d.content_type, '')::text, d.headers, d.payload, d.attempts
+        coalesce(d.content_type, '')::text, d.headers, d.payload, d.attempts, coalesce(d.last_error, '')::text
  from commitbox.outbox_deferred d
  where d.channel = @channel and d.shard = any(@shards::smallint[]) and d.key is null and d.due_at <= statement_timestamp()
  order by d.due_at limit @key_limit::integer);

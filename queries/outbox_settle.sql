@@ -100,9 +100,10 @@ returning b.shard, b.key;
 
 -- name: MarkProbes :exec
 -- Notes what is about to be published from shards that were taken over from a relay that died: if this one dies too, the
--- next owner finds the suspect. After the fence. Primary key.
-update commitbox.outbox_shard s set probe_id = u.id, probe_count = s.probe_count + 1
-from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[])) as u (shard, id)
+-- next owner finds the suspect. The count is 1 for one of several in a call, 2 for one that is tried alone; id 0 takes
+-- the note away. After the fence. Primary key.
+update commitbox.outbox_shard s set probe_id = nullif(u.id, 0), probe_count = u.count
+from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[]), unnest(@counts::integer[])) as u (shard, id, count)
 where s.channel = @channel and s.shard = u.shard;
 
 -- name: MarkClean :exec

@@ -133,7 +133,7 @@ func (q *Queries) LookAround(ctx context.Context, arg LookAroundParams) (LookAro
 }
 
 const OwnedShards = `-- name: OwnedShards :many
-select shard, epoch, unclean, coalesce(probe_id, 0)::bigint as probe_id
+select shard, epoch, unclean, coalesce(probe_id, 0)::bigint as probe_id, probe_count
 from commitbox.outbox_shard where channel = $1 and owner = $2::uuid order by shard
 `
 
@@ -143,10 +143,11 @@ type OwnedShardsParams struct {
 }
 
 type OwnedShardsRow struct {
-	Shard   int16
-	Epoch   int64
-	Unclean bool
-	ProbeID int64
+	Shard      int16
+	Epoch      int64
+	Unclean    bool
+	ProbeID    int64
+	ProbeCount int32
 }
 
 // The tick, first half: what the relay owns now and under which epoch. Plain read, primary key prefix, 64 rows. Deletes of
@@ -165,6 +166,7 @@ func (q *Queries) OwnedShards(ctx context.Context, arg OwnedShardsParams) ([]Own
 			&i.Epoch,
 			&i.Unclean,
 			&i.ProbeID,
+			&i.ProbeCount,
 		); err != nil {
 			return nil, err
 		}

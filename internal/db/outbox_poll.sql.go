@@ -50,7 +50,7 @@ func (q *Queries) BlockedKeys(ctx context.Context, arg BlockedKeysParams) ([]Blo
 
 const DueDeferred = `-- name: DueDeferred :many
 select d.id, d.created_at, d.message_id, d.shard, coalesce(d.key, '')::text as key, d.topic,
-       coalesce(d.content_type, '')::text as content_type, d.headers, d.payload, d.attempts
+       coalesce(d.content_type, '')::text as content_type, d.headers, d.payload, d.attempts, coalesce(d.last_error, '')::text as last_error
 from (
     select b.channel, b.shard, b.key from commitbox.outbox_blocked b
     where b.channel = $1 and b.shard = any($2::smallint[]) and b.due_at <= statement_timestamp()
@@ -63,7 +63,7 @@ cross join lateral (
 ) d
 union all
 (select d.id, d.created_at, d.message_id, d.shard, ''::text, d.topic,
-        coalesce(d.content_type, '')::text, d.headers, d.payload, d.attempts
+        coalesce(d.content_type, '')::text, d.headers, d.payload, d.attempts, coalesce(d.last_error, '')::text
  from commitbox.outbox_deferred d
  where d.channel = $1 and d.shard = any($2::smallint[]) and d.key is null and d.due_at <= statement_timestamp()
  order by d.due_at limit $3::integer)
@@ -87,6 +87,7 @@ type DueDeferredRow struct {
 	Headers     []byte
 	Payload     []byte
 	Attempts    int32
+	LastError   string
 }
 
 // Blocked keys whose time has come, oldest first, each with its first messages in order; and due messages without a
@@ -118,6 +119,7 @@ func (q *Queries) DueDeferred(ctx context.Context, arg DueDeferredParams) ([]Due
 			&i.Headers,
 			&i.Payload,
 			&i.Attempts,
+			&i.LastError,
 		); err != nil {
 			return nil, err
 		}

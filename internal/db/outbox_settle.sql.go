@@ -296,8 +296,8 @@ func (q *Queries) MarkClean(ctx context.Context, arg MarkCleanParams) error {
 }
 
 const MarkProbes = `-- name: MarkProbes :exec
-update commitbox.outbox_shard s set probe_id = u.id, probe_count = s.probe_count + 1
-from rows from (unnest($2::smallint[]), unnest($3::bigint[])) as u (shard, id)
+update commitbox.outbox_shard s set probe_id = nullif(u.id, 0), probe_count = u.count
+from rows from (unnest($2::smallint[]), unnest($3::bigint[]), unnest($4::integer[])) as u (shard, id, count)
 where s.channel = $1 and s.shard = u.shard
 `
 
@@ -305,12 +305,19 @@ type MarkProbesParams struct {
 	Channel string
 	Shards  []int16
 	Ids     []int64
+	Counts  []int32
 }
 
 // Notes what is about to be published from shards that were taken over from a relay that died: if this one dies too, the
-// next owner finds the suspect. After the fence. Primary key.
+// next owner finds the suspect. The count is 1 for one of several in a call, 2 for one that is tried alone; id 0 takes
+// the note away. After the fence. Primary key.
 func (q *Queries) MarkProbes(ctx context.Context, arg MarkProbesParams) error {
-	_, err := q.db.Exec(ctx, MarkProbes, arg.Channel, arg.Shards, arg.Ids)
+	_, err := q.db.Exec(ctx, MarkProbes,
+		arg.Channel,
+		arg.Shards,
+		arg.Ids,
+		arg.Counts,
+	)
 	return err
 }
 
