@@ -26,6 +26,7 @@ type link struct {
 	conn    *amqp.Connection
 	sock    net.Conn
 	gone    chan struct{}          // closed when the connection has ended
+	reason  *amqp.Error            // why it ended, for whoever has waited for gone; nil if it was closed in order
 	blocked atomic.Pointer[string] // the broker's reason while it takes no publishes
 	work    *sync.WaitGroup        // the goroutines of this link
 
@@ -47,7 +48,7 @@ func (l *link) watch(closes <-chan *amqp.Error, blocks <-chan amqp.Blocking) {
 	defer close(l.gone)
 	for {
 		select {
-		case <-closes:
+		case l.reason = <-closes:
 			l.sever()
 			return
 		case b, open := <-blocks:

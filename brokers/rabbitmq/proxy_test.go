@@ -17,9 +17,10 @@ type method struct {
 }
 
 var (
-	clientPublish = method{true, 60, 40}
-	clientAck     = method{true, 60, 80}
-	serverAck     = method{false, 60, 80}
+	clientChannelOpen = method{true, 20, 10}
+	clientPublish     = method{true, 60, 40}
+	clientAck         = method{true, 60, 80}
+	serverAck         = method{false, 60, 80}
 )
 
 // fate says what a proxy does with a frame.
@@ -42,7 +43,6 @@ type proxy struct {
 	mu    sync.Mutex
 	rule  func(method) fate
 	conns map[net.Conn]bool
-	off   bool
 }
 
 func newProxy(t testing.TB, broker string) *proxy {
@@ -79,13 +79,6 @@ func (p *proxy) cut() {
 	}
 }
 
-// refuse makes new connections fail, or work again.
-func (p *proxy) refuse(off bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.off = off
-}
-
 func (p *proxy) close() {
 	p.listener.Close()
 	p.cut()
@@ -99,24 +92,22 @@ func (p *proxy) accept() {
 			return
 		}
 		server, err := net.Dial("tcp", p.target)
-		if err != nil || !p.keep(client, server) {
+		if err != nil {
 			client.Close()
 			continue
 		}
+		p.keep(client, server)
 		p.wait.Go(func() { p.pump(client, server, true) })
 		p.wait.Go(func() { p.pump(server, client, false) })
 	}
 }
 
-func (p *proxy) keep(client, server net.Conn) bool {
+func (p *proxy) keep(conns ...net.Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.off {
-		server.Close()
-		return false
+	for _, conn := range conns {
+		p.conns[conn] = true
 	}
-	p.conns[client], p.conns[server] = true, true
-	return true
 }
 
 // pump moves frames until one of the two connections ends.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -142,9 +143,13 @@ func TestB25_ConfirmNeverComes(t *testing.T) {
 	proxy := newProxy(t, testenv.RabbitMQ(t))
 	queue := b.queue(nil)
 	p := openPublisher(t, PublisherConfig{URL: proxy.url})
+	var channels atomic.Int64
 	proxy.set(func(m method) fate {
-		if m == serverAck {
+		switch m {
+		case serverAck:
 			return drop
+		case clientChannelOpen:
+			channels.Add(1)
 		}
 		return pass
 	})
@@ -158,6 +163,9 @@ func TestB25_ConfirmNeverComes(t *testing.T) {
 		if took := time.Since(start); took > 10*time.Second {
 			t.Errorf("the call came back after %v", took)
 		}
+	}
+	if n := channels.Load(); n != 2 {
+		t.Errorf("%d channels for 2 calls: one that owes an answer was used again", n)
 	}
 	proxy.set(nil)
 	publishUntilDone(t, p, patience, []outbox.Record{r})

@@ -119,6 +119,7 @@ func (s *sender) connected(ctx context.Context) (*link, error) {
 	if s.link != nil && s.link.alive() {
 		return s.link, nil
 	}
+	s.forget()
 	if err := s.backoff.refusal(); err != nil {
 		return nil, err
 	}
@@ -135,6 +136,19 @@ func (s *sender) connected(ctx context.Context) (*link, error) {
 	s.link = newLink(conn, sock, &s.work)
 	s.log.Info("rabbitmq: connected", "node", sock.RemoteAddr().String())
 	return s.link, nil
+}
+
+// forget drops a link that has ended.
+func (s *sender) forget() {
+	if s.link != nil {
+		<-s.link.gone
+		reason := errConnectionLost.Error()
+		if s.link.reason != nil {
+			reason = s.link.reason.Reason
+		}
+		s.log.Warn("rabbitmq: connection lost", "reason", reason)
+		s.link = nil
+	}
 }
 
 // within returns a context that also ends with the sender.

@@ -7,9 +7,8 @@ import (
 	"fmt"
 	"runtime/debug"
 
-	amqp "github.com/rabbitmq/amqp091-go"
-
 	"github.com/jackc/pgx/v5"
+	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/commitbox/commitbox/inbox"
 )
