@@ -12,6 +12,8 @@ SQLC    := go tool -modfile=tools/go.mod sqlc
 ALL     := postgres,redis,rabbitmq,pgbouncer
 POSTGRES_VERSIONS ?= 14 15 16 17 18
 
+export GOLANGCI_LINT_CACHE := $(CURDIR)/.build/lint-cache
+
 .PHONY: help
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
