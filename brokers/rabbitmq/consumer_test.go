@@ -48,7 +48,7 @@ func TestConsumeMapsTheMessage(t *testing.T) {
 	}
 }
 
-func TestConsumeCopiesOnce(t *testing.T) {
+func TestA9_ProducerRetry(t *testing.T) {
 	t.Parallel()
 	url, s := testenv.RabbitMQ(t), newShop(t)
 	b := dialBroker(t, url)
