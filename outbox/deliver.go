@@ -20,7 +20,7 @@ type verdict struct {
 
 const (
 	trialSize    = 8 // messages that are sent to see whether a destination is back
-	suspectLimit = 3 // how often a message may be the one that finds the destination away while others get through
+	suspectLimit = 3 // in how many rounds a message may find the destination away while others get through
 )
 
 // waves splits rows into batches that hold at most one message of each group, in order: wave n has the n-th of each.
@@ -68,7 +68,6 @@ type delivery struct {
 	rows     []row
 	verdicts []verdict
 	stopped  map[string]bool // keys of which a message was not confirmed
-	away     error           // a call in which the destination took nothing
 }
 
 // deliver publishes rows and says what became of each. A key whose message was not confirmed takes no part in later
@@ -98,8 +97,7 @@ func (l *lane) deliver(ctx context.Context, rows []row) (*delivery, error) {
 		if err != nil {
 			return nil, err
 		}
-		l.take(d, ready, verdicts)
-		if d.away != nil || l.trial {
+		if away := l.take(d, ready, verdicts); away || l.round.trial {
 			break
 		}
 	}
@@ -113,7 +111,7 @@ func (l *lane) order(d *delivery, wave []int) []int {
 	suspect := make(map[string]bool)
 	for _, i := range wave {
 		r := &d.rows[i]
-		_, known := l.suspects[r.ref]
+		_, known := l.suspects[r.origin()]
 		switch {
 		case d.stopped[r.Key]:
 		case r.bad != nil:
@@ -127,35 +125,34 @@ func (l *lane) order(d *delivery, wave []int) []int {
 		}
 	}
 	ready = append(ready, suspects...)
-	if l.trial {
+	if l.round.trial {
 		ready = ready[:min(len(ready), trialSize)]
 	}
 	return ready
 }
 
-// take records the answers of one call. Where some messages got through, the destination is not away: a message that
-// says so nevertheless, again and again, has a failure of its own.
-func (l *lane) take(d *delivery, sent []int, verdicts []verdict) {
+// take records the answers of one call, and says whether the destination took nothing because it is away. A message that
+// was the only one to find it away in several rounds has a failure of its own.
+func (l *lane) take(d *delivery, sent []int, verdicts []verdict) (away bool) {
 	some := false
-	for _, v := range verdicts {
-		some = some || v.result == resultOK
-	}
 	for n, i := range sent {
 		r, v := &d.rows[i], verdicts[n]
-		if v.result != resultUnavailable {
-			delete(l.suspects, r.ref)
-		} else if !some {
-			d.away = v.err
-			l.suspects[r.ref] += 0
-		} else if l.suspects[r.ref]++; l.suspects[r.ref] >= suspectLimit {
-			delete(l.suspects, r.ref)
+		switch {
+		case v.result != resultUnavailable:
+			delete(l.suspects, r.origin())
+		case l.suspects[r.origin()] >= suspectLimit:
 			v = verdict{resultRetryable, v.err}
+		default:
+			l.round.unavailable = append(l.round.unavailable, r.origin())
+			away, l.round.away = true, v.err
 		}
+		some = some || v.result == resultOK
 		d.verdicts[i] = v
 		if v.result != resultOK && r.Key != "" {
 			d.stopped[r.Key] = true
 		}
 	}
+	return away && !some
 }
 
 // ErrPublishStalled ends a relay whose Publish call did not come back after its context had ended. The relay has stopped

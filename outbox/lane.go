@@ -45,8 +45,8 @@ type lane struct {
 	nextSweep  time.Time
 	sweepShard int
 
-	trial     bool             // this round tries for all lanes whether the destination is back
-	suspects  map[ref]int      // messages that found the destination away, and how often while others got through
+	round     round
+	suspects  map[ref]int      // messages that found the destination away, and in how many rounds others got through
 	probation map[int16]int    // shards taken over from a relay that died, and how many messages are still to be noted
 	accused   map[ref]bool     // messages to be tried alone
 	examined  map[holding]bool // shards whose former owner's last message was looked at
@@ -72,39 +72,48 @@ func (l *lane) step(ctx context.Context) (worked bool, err error) {
 	if err := l.prepare(ctx); err != nil {
 		return false, err
 	}
-	defer l.endTrial()
-	for _, serve := range []func(context.Context) (bool, error){l.serveDue, l.serveHot} {
-		if len(l.shards) == 0 || !l.admitted() {
-			return worked, nil
-		}
+	now := time.Now()
+	if now.Before(l.rested) || len(l.shards) == 0 {
+		return false, nil
+	}
+	ok, trial, wait := l.breaker.admit(now)
+	if !ok {
+		l.rested = now.Add(wait)
+		return false, nil
+	}
+	l.round = round{trial: trial}
+	defer l.conclude()
+	serve := []func(context.Context) (bool, error){l.serveDue, l.serveHot}
+	if trial { // what fails already is the worst of witnesses
+		slices.Reverse(serve)
+	}
+	for _, serve := range serve {
 		did, err := serve(ctx)
 		worked = worked || did
-		if err != nil || ctx.Err() != nil {
+		if err != nil || ctx.Err() != nil || trial && l.round.away != nil {
 			return worked, err
 		}
 	}
 	return worked, nil
 }
 
-// admitted says whether the lane may publish now.
-func (l *lane) admitted() bool {
-	now := time.Now()
-	if l.trial || now.Before(l.rested) {
-		return l.trial
-	}
-	ok, trial, wait := l.breaker.admit(now)
-	if l.trial = trial; !ok {
-		l.rested = now.Add(wait)
-	}
-	return ok
+// round is what one round has met.
+type round struct {
+	trial       bool  // it tries for all lanes whether the destination is back
+	confirmed   bool  // a message got through
+	away        error // a call in which the destination took nothing
+	unavailable []ref // messages that found the destination away
 }
 
-// endTrial ends a trial that had nothing to send or failed for another reason.
-func (l *lane) endTrial() {
-	if l.trial {
-		l.trial = false
-		l.breaker.tell(time.Now(), true, false, nil)
+// conclude draws the consequences of a round. Where some messages got through, the destination is not away: those that
+// say so nevertheless are suspected of a failure of their own.
+func (l *lane) conclude() {
+	for _, r := range l.round.unavailable {
+		if l.suspects[r] += 0; l.round.confirmed {
+			l.suspects[r]++
+		}
 	}
+	l.breaker.tell(time.Now(), l.round.trial, l.round.confirmed, l.round.away)
 }
 
 // prepare brings the lane to a state from which it may read: connected, leftovers settled, ownership known.
@@ -319,8 +328,7 @@ func (l *lane) publishAndSettle(ctx context.Context, rows []row) (left []row, er
 		return nil, err
 	}
 	d := l.policy.decide(rows, sent.verdicts)
-	l.breaker.tell(time.Now(), l.trial, len(d.confirmed) > 0, sent.away)
-	l.trial = false
+	l.round.confirmed = l.round.confirmed || len(d.confirmed) > 0
 	l.unconfirmed = append(l.unconfirmed, d.confirmed...)
 	l.published += len(d.confirmed)
 	if err := l.confirm(ctx); err != nil {

@@ -14,7 +14,7 @@ import (
 var errRelayDied = errors.New("the relay died while publishing it")
 
 // alone says whether a message has to be tried in a call of its own.
-func (l *lane) alone(r *row) bool { return r.deadly || l.accused[r.ref] }
+func (l *lane) alone(r *row) bool { return r.deadly || l.accused[r.origin()] }
 
 // isolate takes the messages that have to be tried alone out of their waves, and puts them behind the others.
 func (l *lane) isolate(rows []row, batches [][]int) [][]int {
@@ -47,8 +47,7 @@ func (l *lane) examine(ctx context.Context, fresh []*shard, unclean map[int16]pr
 		case last.alone:
 			dead = append(dead, ref{shard: s.shard, id: last.id})
 		case last.id > 0:
-			l.accused[ref{s.shard, last.id, false}] = true
-			l.accused[ref{s.shard, last.id, true}] = true
+			l.accused[ref{shard: s.shard, id: last.id}] = true
 		}
 	}
 	if err := l.convict(ctx, dead); err != nil {

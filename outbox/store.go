@@ -121,6 +121,9 @@ type row struct {
 
 func (r *row) keyRef() keyRef { return keyRef{r.shard, r.Key} }
 
+// origin names the message whether it was read from hot or from deferred.
+func (r *row) origin() ref { return ref{shard: r.shard, id: r.id} }
+
 // change is a change of state of one or more shards. It happens as a whole or not at all, but for shards that are lost.
 // A message and a key stand in it once.
 type change struct {
