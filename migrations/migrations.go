@@ -2,6 +2,36 @@
 //
 // The package imports no migration tool. Package migrate runs the files with goose's Provider; who runs them in another
 // way creates the schema commitbox first.
+//
+// # Rights
+//
+// The migrations run as the owner of the schema, who needs CREATE on the database once. The library itself makes no
+// objects, so a service runs as a role that has these rights and no others. To enqueue:
+//
+//	grant usage on schema commitbox to producer;
+//	grant usage on sequence commitbox.outbox_seq to producer;
+//	grant insert on commitbox.outbox_message to producer;
+//
+// To run a relay:
+//
+//	grant usage on schema commitbox to relay;
+//	grant usage on sequence commitbox.outbox_seq to relay;
+//	grant usage on sequence commitbox.outbox_epoch to relay;
+//	grant select, delete on commitbox.outbox_message to relay;
+//	grant select, insert, update on commitbox.outbox_channel to relay;
+//	grant select, insert, update on commitbox.outbox_shard to relay;
+//	grant select, insert, update, delete on commitbox.outbox_relay to relay;
+//	grant select, insert, update, delete on commitbox.outbox_blocked to relay;
+//	grant select, insert, update, delete on commitbox.outbox_deferred to relay;
+//	grant insert on commitbox.outbox_dead to relay;
+//
+// To handle messages in transaction mode:
+//
+//	grant usage on schema commitbox to consumer;
+//	grant select, insert, update on commitbox.inbox to consumer;
+//	grant select on commitbox.inbox_step to consumer;
+//
+// Operators have the rights on every table.
 package migrations
 
 import "embed"
