@@ -3,13 +3,12 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 # Every Go module of the repository, the root first.
-MODULES := $(patsubst %/go.mod,%,$(wildcard go.mod */go.mod))
-MODULES := . $(filter-out . go.mod,$(MODULES))
-BIN     := $(CURDIR)/.build/bin
-LINT    := $(BIN)/golangci-lint
+MODULES  := . $(patsubst %/go.mod,%,$(wildcard */go.mod))
+BIN      := $(CURDIR)/.build/bin
+LINT     := $(BIN)/golangci-lint
 SERVICES := $(BIN)/devservices
-SQLC    := go tool -modfile=tools/go.mod sqlc
-ALL     := postgres,redis,rabbitmq,pgbouncer
+SQLC     := go tool -modfile=tools/go.mod sqlc
+ALL      := postgres,redis,rabbitmq,pgbouncer
 POSTGRES_VERSIONS ?= 14 15 16 17 18
 
 export GOLANGCI_LINT_CACHE := $(CURDIR)/.build/lint-cache
@@ -30,10 +29,11 @@ test: $(SERVICES) compiler ## run every test of every module with the race detec
 
 .PHONY: test-versions
 test-versions: $(SERVICES) ## run the root module's tests on PostgreSQL 14 to 18; POSTGRES_VERSIONS="14 18" selects
-	@for version in $(POSTGRES_VERSIONS); do \
+	@trap 'exit 130' INT; failed=; for version in $(POSTGRES_VERSIONS); do \
 	  echo "== PostgreSQL $$version"; \
-	  $(SERVICES) run --postgres=$$version --with $(ALL) -- tools/test.sh -timeout 15m -- . ; \
-	done
+	  $(SERVICES) run --postgres=$$version --with $(ALL) -- tools/test.sh -timeout 15m -- . || failed="$$failed $$version"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "failed on PostgreSQL$$failed"; exit 1; fi
 
 .PHONY: soak
 soak: $(SERVICES) compiler ## run the long forms of the tests
@@ -45,7 +45,9 @@ bench: $(SERVICES) ## run the benchmarks
 
 .PHONY: lint
 lint: $(LINT) ## run the linters on every module
-	@for module in $(MODULES); do (cd $$module && $(LINT) run --config $(CURDIR)/.golangci.yml ./...); done
+	@failed=; for module in $(MODULES); do \
+	  (cd $$module && $(LINT) run --config $(CURDIR)/.golangci.yml ./...) || failed=1; \
+	done; [ -z "$$failed" ]
 
 .PHONY: format
 format: $(LINT) ## format every module with gofumpt
