@@ -171,11 +171,14 @@ func (q *Queries) DueDrained(ctx context.Context, arg DueDrainedParams) ([]DueDr
 }
 
 const LastPosition = `-- name: LastPosition :one
-select coalesce(pg_sequence_last_value('commitbox.outbox_seq'::regclass), 0)::bigint as last_position
+select coalesce(pg_sequence_last_value('commitbox.outbox_seq'::regclass),
+                case when has_sequence_privilege('commitbox.outbox_seq'::regclass, 'usage, select') then 0
+                     else currval('commitbox.outbox_seq'::regclass) end)::bigint as last_position
 `
 
 // The gate: the last position that was drawn, 0 if none was. Reads the sequence outside any snapshot, takes no lock
-// that a writer could wait for, costs one buffer. Unmoved, and nobody open below it: nothing new can exist.
+// that a writer could wait for, costs one buffer. Unmoved, and nobody open below it: nothing new can exist. To a role
+// without a right on the sequence PostgreSQL 18 answers null, as if nothing had ever been enqueued; currval refuses it.
 func (q *Queries) LastPosition(ctx context.Context) (int64, error) {
 	row := q.db.QueryRow(ctx, LastPosition)
 	var last_position int64
