@@ -84,11 +84,7 @@ func TestB27_CloseWhileBlocked(t *testing.T) {
 func TestB25_BrokerRestart(t *testing.T) {
 	t.Parallel()
 	node := testenv.PrivateRabbitMQ(t, devserver.RabbitMQOptions{})
-	b := dialBroker(t, node.URL())
-	queue := "restart"
-	if _, err := b.ch.QueueDeclare(queue, true, false, false, false, nil); err != nil {
-		t.Fatal(err)
-	}
+	queue := queueOnDisk(t, node)
 	p := openPublisher(t, PublisherConfig{URL: node.URL()})
 	batch := records(queue, 2000)
 	mustPublish(t, p, batch[:1000]...)

@@ -12,6 +12,8 @@ import (
 	"github.com/google/uuid"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/commitbox/commitbox/internal/devserver"
+	"github.com/commitbox/commitbox/internal/rabbitctl"
 	"github.com/commitbox/commitbox/outbox"
 )
 
@@ -47,6 +49,19 @@ func (b *broker) queue(args amqp.Table) string {
 		b.t.Fatal(err)
 	}
 	b.t.Cleanup(func() { b.ch.QueueDelete(name, false, false, false) })
+	return name
+}
+
+// queueOnDisk declares a durable queue that survives the killing of its node. The broker answers a declaration before
+// it has written it.
+func queueOnDisk(t testing.TB, node *devserver.Server) string {
+	t.Helper()
+	b := dialBroker(t, node.URL())
+	name := "test-" + rand.Text()
+	if _, err := b.ch.QueueDeclare(name, true, false, false, false, nil); err != nil {
+		t.Fatal(err)
+	}
+	rabbitctl.Run(t, node, "eval", "ok = mnesia:sync_log(), dumped = mnesia:dump_log().")
 	return name
 }
 

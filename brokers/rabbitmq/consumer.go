@@ -35,7 +35,8 @@ type ConsumerConfig struct {
 	// Workers is the number of handlers that run at the same time. Default 8.
 	Workers int
 
-	// Prefetch is how many deliveries wait in this process, beside the running and the held ones. Default: Workers.
+	// Prefetch is how many deliveries wait in this process, beside the running and the held ones. While fewer than
+	// HeldMax are held, others wait in their stead. Default: Workers.
 	Prefetch int
 
 	// MessageID returns the id of a message that has none in the message_id property; empty: it has none. Default: such

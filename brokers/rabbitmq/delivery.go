@@ -16,7 +16,7 @@ import (
 const (
 	HeaderTopic      = "commitbox-topic"      // the first routing key
 	HeaderExchange   = "commitbox-exchange"   // the first exchange
-	HeaderDeliveries = "commitbox-deliveries" // how often the message was delivered up to now
+	HeaderDeliveries = "commitbox-deliveries" // how often the message was delivered, in the retry queue only
 	HeaderReason     = "commitbox-reason"     // why it is in the dead-letter queue, such as "dead" or "missing_id"
 )
 
@@ -146,7 +146,8 @@ func traceID(traceparent string) string {
 }
 
 // moved returns a copy of the message for the retry queue or the dead-letter queue. The broker's own history is left
-// out: newer brokers do not go on with it, so it would be counted twice by one and not at all by the other.
+// out: newer brokers do not go on with it, so it would be counted twice by one and not at all by the other. So is the
+// list of further routing keys, which would send copies to everybody again.
 func (d Delivery) moved(raw amqp.Delivery) amqp.Publishing {
 	headers := maps.Clone(raw.Headers)
 	if headers == nil {
@@ -154,11 +155,10 @@ func (d Delivery) moved(raw amqp.Delivery) amqp.Publishing {
 	}
 	maps.DeleteFunc(headers, func(name string, _ any) bool {
 		return strings.HasPrefix(name, "x-death") || strings.HasPrefix(name, "x-first-death-") || strings.HasPrefix(name, "x-last-death-") ||
-			name == "x-delivery-count" || name == HeaderReason
+			name == "x-delivery-count" || name == "CC" || name == HeaderReason || name == HeaderDeliveries
 	})
 	headers[HeaderTopic] = d.Topic
 	headers[HeaderExchange] = d.Exchange
-	headers[HeaderDeliveries] = int64(max(d.Delivery, 1))
 	return amqp.Publishing{
 		Headers:         headers,
 		ContentType:     raw.ContentType,

@@ -95,10 +95,7 @@ func TestB25_SilentNetwork(t *testing.T) {
 func TestBrokerRestartWhilePublishingAndConsuming(t *testing.T) {
 	t.Parallel()
 	node, s := testenv.PrivateRabbitMQ(t, devserver.RabbitMQOptions{}), newShop(t)
-	queue := "restart"
-	if _, err := dialBroker(t, node.URL()).ch.QueueDeclare(queue, true, false, false, false, nil); err != nil {
-		t.Fatal(err)
-	}
+	queue := queueOnDisk(t, node)
 	p := openPublisher(t, PublisherConfig{URL: node.URL()})
 	stop := s.consume(ConsumerConfig{URL: node.URL(), Queue: queue}, s.record)
 	batch := records(queue, 600)

@@ -255,6 +255,16 @@ func TestPublishUnavailable(t *testing.T) {
 	}
 }
 
+func TestPublishTriesTheAlternates(t *testing.T) {
+	t.Parallel()
+	url := testenv.RabbitMQ(t)
+	b := dialBroker(t, url)
+	p := openPublisher(t, PublisherConfig{URL: "amqp://127.0.0.1:1/", Alternates: []string{"amqp://127.0.0.1:2/", url}})
+	r := record(b.queue(nil), "")
+	mustPublish(t, p, r)
+	wantIDs(t, b.drain(r.Topic), []outbox.Record{r})
+}
+
 func TestPublishAfterClose(t *testing.T) {
 	t.Parallel()
 	url := testenv.RabbitMQ(t)

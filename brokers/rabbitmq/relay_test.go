@@ -102,10 +102,7 @@ func TestB25_RelaySurvivesABrokerRestart(t *testing.T) {
 	t.Parallel()
 	pool := testenv.Database(t).Pool
 	node := testenv.PrivateRabbitMQ(t, devserver.RabbitMQOptions{})
-	queue := "backlog"
-	if _, err := dialBroker(t, node.URL()).ch.QueueDeclare(queue, true, false, false, false, nil); err != nil {
-		t.Fatal(err)
-	}
+	queue := queueOnDisk(t, node)
 	stop := runRelay(t, pool, openPublisher(t, PublisherConfig{URL: node.URL()}))
 	sent := enqueue(t, pool, queue, 500, []byte("before"))
 	if err := node.Kill(); err != nil {

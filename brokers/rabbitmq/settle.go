@@ -100,6 +100,7 @@ func (s *session) retry(raw amqp.Delivery, d Delivery, after time.Duration) sett
 		return settledRetry
 	}
 	message := d.moved(raw)
+	message.Headers[HeaderDeliveries] = int64(max(d.Delivery, 1))
 	message.Expiration = strconv.FormatInt(max(after.Milliseconds(), 1), 10)
 	if err := s.move(s.cfg.RetryQueue, message, d); err != nil {
 		s.hold(raw, max(after, movePause))

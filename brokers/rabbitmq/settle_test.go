@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -54,6 +55,20 @@ func TestMessageIDExtractor(t *testing.T) {
 	mustStop(t, stop)
 	if d := s.deliveries(); len(d) != 1 || d[0].ID.Message != "7" || d[0].Fingerprint != nil {
 		t.Errorf("deliveries: %+v", d)
+	}
+}
+
+func TestIDThatCannotBeStored(t *testing.T) {
+	t.Parallel()
+	url, s := testenv.RabbitMQ(t), newShop(t)
+	b := dialBroker(t, url)
+	queue, dead := b.queue(nil), b.queue(nil)
+	b.send(queue, amqp.Publishing{MessageId: "\xff"})
+	stop := s.consume(ConsumerConfig{URL: url, Queue: queue, DeadLetterQueue: dead}, s.record)
+	eventually(t, "a dead letter", func() bool { return s.settlements()[settledDeadLetter] == 1 })
+	mustStop(t, stop)
+	if got := b.drain(dead); len(got) != 1 || got[0].Headers[HeaderReason] != "invalid" {
+		t.Errorf("dead letters: %+v", got)
 	}
 }
 
@@ -250,6 +265,24 @@ func TestDeliveriesCounted(t *testing.T) {
 		if got := deliveries(c.d); got != c.want {
 			t.Errorf("%s: %d, want %d", name, got, c.want)
 		}
+	}
+}
+
+func TestMovedCopy(t *testing.T) {
+	t.Parallel()
+	raw := amqp.Delivery{
+		Exchange: "events", RoutingKey: "orders.paid", MessageId: "m", Expiration: "5", UserId: "guest", Priority: 3, Body: []byte("b"),
+		Headers: amqp.Table{
+			"own": "kept", "list": []any{int32(1)}, "CC": []any{"other"}, "x-delivery-count": int64(2),
+			"x-death": []any{}, "x-first-death-queue": "q", HeaderReason: "dead", HeaderOutbox: "1",
+		},
+	}
+	want := amqp.Publishing{
+		MessageId: "m", Priority: 3, Body: []byte("b"), DeliveryMode: amqp.Persistent,
+		Headers: amqp.Table{"own": "kept", "list": []any{int32(1)}, HeaderOutbox: "1", HeaderTopic: "orders.paid", HeaderExchange: "events"},
+	}
+	if diff := cmp.Diff(want, newDelivery("c", raw).moved(raw)); diff != "" {
+		t.Error(diff)
 	}
 }
 
