@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -21,6 +22,8 @@ func TestMain(m *testing.M) {
 
 // testOrders is enough for both kills to fall into a running flow.
 const testOrders = 300
+
+var bothKilled = regexp.MustCompile(`components killed and restarted +2\n`)
 
 func TestQuickstart(t *testing.T) {
 	t.Parallel()
@@ -47,8 +50,11 @@ func TestQuickstart(t *testing.T) {
 			if got.Received < 3*testOrders || got.DuplicatesReceived == 0 {
 				t.Errorf("want at least %d deliveries and some duplicates:\n%s", 3*testOrders, text)
 			}
-			if !strings.Contains(text, "components killed and restarted") || got.Seconds < lease.Seconds() {
-				t.Errorf("the killed relay's successor cannot be done within its lease of %s:\n%s", lease, text)
+			if !bothKilled.MatchString(text) {
+				t.Errorf("want both components to have been killed:\n%s", text)
+			}
+			if got.Seconds < lease.Seconds() {
+				t.Errorf("the killed relay's successor cannot be done within the lease of %s:\n%s", lease, text)
 			}
 		})
 	}

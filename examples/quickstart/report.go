@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -62,7 +63,7 @@ func (d *demo) report(ctx context.Context) (*report, error) {
 		Effects:            e.Payments,
 		Lost:               d.cfg.Orders - e.Orders + e.Unpaid + e.TimelineMissing + e.StockMissing,
 		DoubleEffects:      e.PaidAgain + e.TimelineAgain + e.StockAgain,
-		Seconds:            math.Round(d.ended.Sub(d.started).Seconds()*10) / 10,
+		Seconds:            math.Round(time.Since(d.started).Seconds()*10) / 10,
 		copies:             c.Copies,
 		kills:              d.components.kills,
 		effects:            e,

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"time"
 )
@@ -33,18 +32,18 @@ func run(ctx context.Context, cfg config, out, status io.Writer) (err error) {
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, errStuck) {
 		return err
 	}
-	r, err := d.report(ctx)
-	if err != nil {
-		return err
+	r, reportErr := d.report(ctx)
+	if reportErr != nil {
+		return errors.Join(err, reportErr)
 	}
-	if err := r.write(out); err != nil {
-		return err
-	}
-	return r.verdict()
+	return errors.Join(err, r.write(out), r.verdict())
 }
+
+// errStuck ends a flow that has stopped before its end. What it did is counted all the same.
+var errStuck = errors.New("nothing moved for a long time, and the flow is not at its end")
 
 // demo is one run.
 type demo struct {
@@ -55,7 +54,6 @@ type demo struct {
 	tally      *tally
 	progress   *progress
 	started    time.Time
-	ended      time.Time
 }
 
 // connect prepares the broker and says how a component is started: with RabbitMQ as a child process, else in this one.
@@ -103,11 +101,7 @@ func (d *demo) flow(ctx context.Context) error {
 // it returns.
 func (d *demo) settle(ctx context.Context) error {
 	for {
-		if err := d.rest(ctx); err != nil {
-			return err
-		}
-		d.ended = time.Now()
-		if err := d.components.stop(relayName, paymentsName, timelineName); err != nil {
+		if err := errors.Join(d.rest(ctx), d.components.stop(relayName, paymentsName, timelineName)); err != nil {
 			return err
 		}
 		left, err := d.open(ctx)
@@ -149,7 +143,7 @@ func (d *demo) await(ctx context.Context, every time.Duration, done func(c count
 			return err
 		}
 		if still > stuckFor {
-			return fmt.Errorf("nothing moved for %s, and the flow is not at its end", stuckFor)
+			return errStuck
 		}
 		select {
 		case <-ctx.Done():

@@ -50,7 +50,7 @@ func (s *supervisor) launchLocked(name string) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if s.running[name] == p {
-			s.fail(fmt.Errorf("%s ended by itself: %w", name, err))
+			s.fail(errors.Join(fmt.Errorf("%s ended by itself", name), err))
 		}
 	}()
 	return nil
