@@ -32,8 +32,10 @@ func (c columns) insert(table string) string {
 
 var (
 	completed = columns{"consumer": "'c'", "message_id": "'m'", "status": "'completed'", "attempts": "1", "epoch": "1", "finished_at": "now()"}
-	pending   = columns{"consumer": "'c'", "message_id": "'m'", "status": "'pending'", "attempts": "1", "epoch": "1",
-		"lease_token": "gen_random_uuid()", "lease_until": "now()"}
+	pending   = columns{
+		"consumer": "'c'", "message_id": "'m'", "status": "'pending'", "attempts": "1", "epoch": "1",
+		"lease_token": "gen_random_uuid()", "lease_until": "now()",
+	}
 	failed = columns{"consumer": "'c'", "message_id": "'m'", "status": "'failed'", "attempts": "1", "next_attempt_at": "now()"}
 	dead   = columns{"consumer": "'c'", "message_id": "'m'", "status": "'dead'", "finished_at": "now()"}
 
@@ -42,10 +44,14 @@ var (
 	shard    = columns{"channel": "'c'", "shard": "1"}
 	step     = columns{"consumer": "'c'", "message_id": "'stepped'", "name": "'s'", "epoch": "1"}
 	blocked  = columns{"channel": "'c'", "shard": "0", "key": "'free'", "due_at": "now()", "reason": "'retry'"}
-	deferred = columns{"id": "1", "created_at": "now()", "message_id": "gen_random_uuid()", "shard": "0", "channel": "'c'", "key": "'k'",
-		"topic": "'t'", "headers": "'{}'", "payload": "''"}
-	buried = columns{"id": "1", "created_at": "now()", "message_id": "gen_random_uuid()", "shard": "0", "channel": "'c'", "attempts": "1",
-		"topic": "'t'", "headers": "'{}'", "payload": "''"}
+	deferred = columns{
+		"id": "1", "created_at": "now()", "message_id": "gen_random_uuid()", "shard": "0", "channel": "'c'", "key": "'k'",
+		"topic": "'t'", "headers": "'{}'", "payload": "''",
+	}
+	buried = columns{
+		"id": "1", "created_at": "now()", "message_id": "gen_random_uuid()", "shard": "0", "channel": "'c'", "attempts": "1",
+		"topic": "'t'", "headers": "'{}'", "payload": "''",
+	}
 	audit = columns{"action": "'a'", "target": "'t'"}
 )
 

@@ -85,7 +85,8 @@ func TestInboxLock(t *testing.T) {
 		from (values ('a', 'bc'), ('ab', 'c'), ('abc', ''), ('', 'abc'), ('bc', 'a'), ('a', 'b')) x (c, m)`); n != 6 {
 		t.Errorf("%d locks for 6 messages", n)
 	}
-	if one[int64](t, db, "select commitbox.inbox_lock('a', 'b')") != one[int64](t, db, "select commitbox.inbox_lock('a', 'b')") {
+	const lock = "select commitbox.inbox_lock('a', 'b')"
+	if first := one[int64](t, db, lock); first != one[int64](t, db, lock) {
 		t.Error("one message has two locks")
 	}
 }

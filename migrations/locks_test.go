@@ -41,8 +41,8 @@ func short(s string, made map[string]bool, noTransaction bool) bool {
 		return made[index[2]] || index[1] != "" && noTransaction
 	}
 	if alter := alters.FindStringSubmatch(s); alter != nil {
-		adds := strings.HasPrefix(alter[2], "add column ")
-		return made[alter[1]] || quick.MatchString(alter[2]) && !(adds && rewriting.MatchString(alter[2]))
+		fills := strings.HasPrefix(alter[2], "add column ") && rewriting.MatchString(alter[2])
+		return made[alter[1]] || quick.MatchString(alter[2]) && !fills
 	}
 	return false
 }

@@ -187,8 +187,10 @@ type answer struct {
 func (i *installation) checkProcess(t *testing.T, m outbox.Message) {
 	t.Helper()
 	want := answer{"ü'\\", m.Payload}
-	msg := inbox.Message{ID: inbox.ID{Consumer: "process", Message: m.ID.String()}, Payload: m.Payload, Headers: m.Headers,
-		Fingerprint: inbox.FingerprintOf(m.Payload), TraceID: "trace"}
+	msg := inbox.Message{
+		ID: inbox.ID{Consumer: "process", Message: m.ID.String()}, Payload: m.Payload, Headers: m.Headers,
+		Fingerprint: inbox.FingerprintOf(m.Payload), TraceID: "trace",
+	}
 	for _, replayed := range []bool{false, true} {
 		res, err := inbox.Process(t.Context(), i.inbox, msg, func(ctx context.Context, tx pgx.Tx) (answer, error) {
 			return want, effect(ctx, tx, "process "+m.ID.String(), m.Payload)

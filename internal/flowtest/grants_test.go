@@ -245,7 +245,7 @@ func consume(ctx context.Context, a *actor) error {
 				return "result", errors.Join(effect(ctx, tx, msg.ID.Message, nil), cause)
 			})
 			if !errors.Is(err, step.want) {
-				return fmt.Errorf("want %v: %w", step.want, errors.Join(err, ctx.Err()))
+				return errors.Join(errors.New("not the answer that is wanted: "+fmt.Sprint(step.want)), err)
 			}
 		}
 	}
