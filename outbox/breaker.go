@@ -20,7 +20,7 @@ type breaker struct {
 }
 
 func newBreaker(cfg RelayConfig) *breaker {
-	return &breaker{cfg: cfg, backoff: backoff{cfg.BackoffBase / 4, min(cfg.BackoffMax, 10*time.Second)}}
+	return &breaker{cfg: cfg, backoff: backoff{cfg.BackoffBase / 4, min(cfg.BackoffMax, 10*time.Second), cfg.random}}
 }
 
 // admit says whether a lane may publish now; if not, how long to wait. trial: it is the one that tries for all, and has to

@@ -43,6 +43,8 @@ type RelayConfig struct {
 
 	Observer commitbox.Observer // default: none
 	Logger   *slog.Logger       // default: none
+
+	random func() float64 // for jitter; the simulation's is replayable
 }
 
 func (c RelayConfig) withDefaults() RelayConfig {

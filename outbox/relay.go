@@ -164,21 +164,25 @@ func newSession(ctx context.Context, r *Relay, store store) (*session, error) {
 	}
 	s := &session{Relay: r, store: store, member: m, gate: newGate(r.cfg, store), roster: newRoster(r.cfg, store, m.owner), beating: make(chan struct{})}
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
-	orderer, ok := r.publisher.(KeyOrderer)
-	breaker := newBreaker(r.cfg)
-	for i := range r.cfg.Lanes {
-		s.lanes = append(s.lanes, &lane{
-			cfg: r.cfg, publisher: r.publisher, keepsOrder: ok && orderer.StopsKeyAtFirstFailure(),
-			store: store, owner: m.owner, lease: m.lease, gate: s.gate, roster: s.roster, breaker: breaker, index: i,
-			policy:   policy{maxAttempts: r.cfg.MaxAttempts, backoff: backoff{r.cfg.BackoffBase, r.cfg.BackoffMax}.next},
-			suspects: make(map[ref]int), probation: make(map[int16]int), accused: make(map[ref]bool), examined: make(map[holding]bool),
-		})
-	}
+	s.makeLanes()
 	go func() {
 		defer close(s.beating)
 		m.beat(s.ctx, s.cancel)
 	}()
 	return s, nil
+}
+
+func (s *session) makeLanes() {
+	orderer, ok := s.publisher.(KeyOrderer)
+	breaker := newBreaker(s.cfg)
+	for i := range s.cfg.Lanes {
+		s.lanes = append(s.lanes, &lane{
+			cfg: s.cfg, publisher: s.publisher, keepsOrder: ok && orderer.StopsKeyAtFirstFailure(),
+			store: s.store, owner: s.member.owner, lease: s.member.lease, gate: s.gate, roster: s.roster, breaker: breaker, index: i,
+			policy:   policy{maxAttempts: s.cfg.MaxAttempts, backoff: backoff{s.cfg.BackoffBase, s.cfg.BackoffMax, s.cfg.random}.next},
+			suspects: make(map[ref]int), probation: make(map[int16]int), accused: make(map[ref]bool), examined: make(map[holding]bool),
+		})
+	}
 }
 
 // run serves until the session's context ends, and leaves.

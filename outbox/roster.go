@@ -149,20 +149,25 @@ func (r *roster) assign(around surroundings) {
 	if share := fairShare(around.members, around.rank); len(r.draining) == 0 && len(next.held) > share {
 		next.held, surplus = next.held[:share], next.held[share:]
 	}
+	version := r.publish(next)
+	if len(surplus) > 0 {
+		r.setDraining(surplus, version)
+	}
+}
+
+// publish makes an assignment the current one, unless nothing changes by it, and returns the current version.
+func (r *roster) publish(next assignment) uint64 {
 	r.mu.Lock()
-	if slices.Equal(next.held, r.current.held) && next.hold == r.current.hold && r.current.version > 0 {
-		r.mu.Unlock()
-		return
+	defer r.mu.Unlock()
+	if r.current.version > 0 && slices.Equal(next.held, r.current.held) && next.hold == r.current.hold {
+		return r.current.version
 	}
 	next.version = r.current.version + 1
 	r.current = next
 	close(r.changed)
 	r.changed = make(chan struct{})
-	r.mu.Unlock()
-	if len(surplus) > 0 {
-		r.setDraining(surplus, next.version)
-	}
 	r.cfg.Observer.Observe(commitbox.OutboxOwnedShards, float64(len(next.held)), r.cfg.Channel)
+	return next.version
 }
 
 func (r *roster) setDraining(shards []holding, version uint64) {
