@@ -116,7 +116,6 @@ func TestF11_CompletingTransactionMakesNobodyWait(t *testing.T) {
 	box := w.box(inbox.Config{})
 	lease := acquire(t, box, anID)
 	_, err := inbox.CompleteIn(t.Context(), lease, func(ctx context.Context, tx pgx.Tx) (inbox.Void, error) {
-		w.exec(`set lock_timeout = 0`)
 		others, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		if _, err := inbox.Process(others, box, inbox.Message{ID: anID}, effect(anID)); !errors.Is(err, inbox.ErrInProgress) {
@@ -180,16 +179,6 @@ func TestLeaseTellsItsHolderOfTheLoss(t *testing.T) {
 	}
 	if !errors.Is(context.Cause(bound), inbox.ErrLeaseLost) {
 		t.Errorf("cause: %v", context.Cause(bound))
-	}
-}
-
-func TestF22_SameTokenSameLease(t *testing.T) {
-	w := newWorld(t)
-	// The same statement twice, as after a lost answer; through SQL, because the token is not exported.
-	w.exec(`insert into commitbox.inbox (consumer, message_id, status, attempts, epoch, lease_token, lease_until)
-		values ($1, $2, 'pending', 1, 1, gen_random_uuid(), now() + interval '1 hour')`, anID.Consumer, anID.Message)
-	if _, err := w.box(inbox.Config{}).Acquire(t.Context(), inbox.Message{ID: anID}); !errors.Is(err, inbox.ErrInProgress) {
-		t.Errorf("another token: %v", err)
 	}
 }
 

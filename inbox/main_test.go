@@ -13,8 +13,6 @@ import (
 	"github.com/commitbox/commitbox/internal/testenv"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m) }
-
 var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
 
 // world is a database with a table that handlers write their effects to. The table has no unique key, so that a double

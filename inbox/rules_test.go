@@ -1,0 +1,409 @@
+package inbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/commitbox/commitbox/inbox"
+	"github.com/commitbox/commitbox/internal/db"
+	"github.com/commitbox/commitbox/internal/schema"
+	"github.com/commitbox/commitbox/migrate"
+)
+
+// Rules of the protocol that have no test beside the feature that they guard.
+
+func TestF02_OldSnapshotRunsTheHandler(t *testing.T) {
+	w := newWorld(t)
+	for _, level := range levels[1:] {
+		id := inbox.ID{Consumer: "c", Message: string(level)}
+		w.exec(`insert into commitbox.inbox (consumer, message_id, status, finished_at) values ($1, $2, 'completed', now())`, id.Consumer, id.Message)
+		tx := w.begin(pgx.TxOptions{IsoLevel: level})
+		if _, err := tx.Exec(t.Context(), `select from effect`); err != nil {
+			t.Fatal(err)
+		}
+		w.exec(`delete from commitbox.inbox`) // as retention does; tx still sees the row
+		res, err := inbox.Handle(t.Context(), tx, id, func(ctx context.Context) (inbox.Void, error) { return inbox.Void{}, write(ctx, tx, id, "") })
+		if err != nil || res.Outcome != inbox.Executed {
+			t.Errorf("%s: %+v, %v", level, res, err)
+			continue
+		}
+		w.commit(tx)
+		w.wantEffects(id, 1)
+	}
+}
+
+func TestF09_FingerprintsAreComparedWhereBothHaveOne(t *testing.T) {
+	w := newWorld(t)
+	box := w.box(inbox.Config{})
+	a, b := inbox.FingerprintOf([]byte(`{"x":1,"y":2}`)), inbox.FingerprintOf([]byte(`{"y":2,"x":1}`))
+	for i, c := range []struct {
+		stored, given []byte
+		mismatch      bool
+	}{
+		{a, a, false}, {a, b, true}, {a, nil, false}, {nil, b, false}, {a, []byte{2, 1}, false},
+	} {
+		id := inbox.ID{Consumer: "c", Message: fmt.Sprint(i)}
+		fail := func(context.Context, pgx.Tx) (inbox.Void, error) { return inbox.Void{}, errors.New("x") }
+		if _, err := inbox.Process(t.Context(), box, inbox.Message{ID: id, Fingerprint: c.stored}, fail); !errors.Is(err, inbox.ErrFailed) {
+			t.Fatal(err)
+		}
+		w.makeDue(id)
+		lease, err := box.Acquire(t.Context(), inbox.Message{ID: id, Fingerprint: c.given})
+		if got := errors.Is(err, inbox.ErrPayloadMismatch); got != c.mismatch {
+			t.Errorf("%d: lease: %v", i, err)
+		}
+		if err == nil {
+			_ = lease.Release(t.Context())
+		}
+		_, err = inbox.Process(t.Context(), box, inbox.Message{ID: id, Fingerprint: c.given}, effect(id))
+		if got := errors.Is(err, inbox.ErrPayloadMismatch); got != c.mismatch {
+			t.Errorf("%d: process: %v", i, err)
+		}
+	}
+}
+
+func TestF13_EveryClaimTakesTheSameLock(t *testing.T) {
+	w := newWorld(t)
+	box := w.box(inbox.Config{})
+	_, err := inbox.Process(t.Context(), box, inbox.Message{ID: anID}, func(ctx context.Context, tx pgx.Tx) (inbox.Void, error) {
+		others, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		_, acquireErr := box.Acquire(others, inbox.Message{ID: anID})
+		batch := inbox.ProcessBatch(others, box, []inbox.Message{{ID: anID}, {ID: inbox.ID{Consumer: anID.Consumer, Message: "free"}}}, writeAll)
+		markErr := pgx.BeginFunc(others, w.Pool, func(tx pgx.Tx) error { return inbox.MarkCompleted(others, tx, anID, 1, "") })
+		for name, err := range map[string]error{"acquire": acquireErr, "batch": batch[0].Err, "mark": markErr} {
+			if !errors.Is(err, inbox.ErrInProgress) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if batch[1].Err != nil {
+			t.Errorf("the free one: %v", batch[1].Err)
+		}
+		return inbox.Void{}, write(ctx, tx, anID, "")
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestF14_ClaimRacesWithRemoval(t *testing.T) {
+	w := newWorld(t)
+	box := w.box(inbox.Config{})
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				w.exec(`delete from commitbox.inbox where status = 'completed'`)
+			}
+		}
+	})
+	for i := range 300 {
+		res, err := inbox.Process(t.Context(), box, inbox.Message{ID: anID}, func(context.Context, pgx.Tx) (int, error) { return 1, nil })
+		if err != nil && !errors.Is(err, inbox.ErrInProgress) || err == nil && res.Value != 1 {
+			t.Errorf("%d: %+v, %v", i, res, err)
+		}
+	}
+	close(stop)
+	wg.Wait()
+}
+
+func TestF16_UnrelatedMessagesDoNotCollide(t *testing.T) {
+	w := newWorld(t)
+	var wg sync.WaitGroup
+	for worker := range 8 {
+		wg.Go(func() {
+			for i := range 20 {
+				id := inbox.ID{Consumer: "c", Message: fmt.Sprintf("%d-%d", worker, i)}
+				err := pgx.BeginTxFunc(t.Context(), w.Pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
+					_, err := inbox.Handle(t.Context(), tx, id, func(context.Context) (inbox.Void, error) { return inbox.Void{}, nil })
+					return err
+				})
+				if err != nil {
+					t.Errorf("%s: %v", id, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestF16_StricterDefaultLevel(t *testing.T) {
+	w := newWorld(t)
+	cfg := w.Pool.Config()
+	cfg.ConnConfig.RuntimeParams["default_transaction_isolation"] = "repeatable read"
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	w.Pool = pool
+	box := w.box(inbox.Config{})
+	if _, err := inbox.Process(t.Context(), box, inbox.Message{ID: anID}, func(ctx context.Context, tx pgx.Tx) (string, error) {
+		var level string
+		err := tx.QueryRow(ctx, `show transaction_isolation`).Scan(&level)
+		if level != "read committed" {
+			t.Errorf("the handler runs at %s", level)
+		}
+		return level, errors.Join(err, errors.New("fail"))
+	}); !errors.Is(err, inbox.ErrFailed) {
+		t.Fatal(err)
+	}
+	w.wantRow(anID, "failed", 1)
+}
+
+func TestF17_DeliveryIsTheSecondLimit(t *testing.T) {
+	w := newWorld(t)
+	box := w.box(inbox.Config{MaxAttempts: 2, MaxDeliveries: 5})
+	msg := inbox.Message{ID: anID, Payload: []byte("p"), Delivery: 6}
+	_, err := inbox.Process(t.Context(), box, msg, effect(anID))
+	var e *inbox.Error
+	if !errors.Is(err, inbox.ErrDead) || !errors.As(err, &e) || !e.PayloadKept {
+		t.Errorf("got %v", err)
+	}
+	w.wantEffects(anID, 0)
+	w.wantRow(anID, "dead", 1)
+
+	done := inbox.ID{Consumer: "c", Message: "done"}
+	if _, err := inbox.Process(t.Context(), box, inbox.Message{ID: done, Delivery: 5}, effect(done)); err != nil {
+		t.Fatal(err)
+	}
+	if res, err := inbox.Process(t.Context(), box, inbox.Message{ID: done, Delivery: 99}, effect(done)); err != nil || !res.Replayed {
+		t.Errorf("a completed one is replayed, however often it comes: %+v, %v", res, err)
+	}
+}
+
+func TestF17_TheStoreCostsNoAttempt(t *testing.T) {
+	w := newWorld(t)
+	box := w.box(inbox.Config{})
+	for _, code := range []string{"08006", "53300", "57P01", "25006"} {
+		_, err := inbox.Process(t.Context(), box, inbox.Message{ID: anID}, func(ctx context.Context, tx pgx.Tx) (inbox.Void, error) {
+			_, err := tx.Exec(ctx, fmt.Sprintf(`do $$ begin raise exception 'x' using errcode = '%s'; end $$`, code))
+			return inbox.Void{}, err
+		})
+		if !errors.Is(err, inbox.ErrUnavailable) || inbox.Disposition(err).Verdict != inbox.Retry {
+			t.Errorf("%s: %v", code, err)
+		}
+		w.wantRow(anID, "", 0)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err := inbox.Process(ctx, box, inbox.Message{ID: anID}, func(ctx context.Context, tx pgx.Tx) (inbox.Void, error) {
+		cancel()
+		return inbox.Void{}, ctx.Err()
+	})
+	if !errors.Is(err, inbox.ErrUnavailable) {
+		t.Errorf("cancelled: %v", err)
+	}
+	w.wantRow(anID, "", 0)
+}
+
+func TestF18_RecordWaitsForARunningCopyWithABound(t *testing.T) {
+	w := newWorld(t)
+	box := w.box(inbox.Config{})
+	_, err := inbox.Process(t.Context(), box, inbox.Message{ID: anID}, func(ctx context.Context, tx pgx.Tx) (inbox.Void, error) {
+		err := inbox.RecordFailure(context.Background(), box, inbox.Message{ID: anID}, errors.New("a copy's failure"))
+		if !errors.Is(err, inbox.ErrInProgress) {
+			t.Errorf("got %v", err)
+		}
+		return inbox.Void{}, write(ctx, tx, anID, "")
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.wantRow(anID, "completed", 1)
+}
+
+func TestLoweredLimitBuriesAtTheNextDelivery(t *testing.T) {
+	for _, mode := range []string{"process", "handle", "lease"} {
+		t.Run(mode, func(t *testing.T) {
+			w := newWorld(t)
+			w.exec(`insert into commitbox.inbox (consumer, message_id, status, attempts, next_attempt_at) values ($1, $2, 'failed', 5, now())`, anID.Consumer, anID.Message)
+			box := w.box(inbox.Config{MaxAttempts: 3})
+			var err error
+			switch mode {
+			case "process":
+				_, err = inbox.Process(t.Context(), box, inbox.Message{ID: anID, Payload: []byte("p")}, effect(anID))
+			case "handle":
+				tx := w.begin()
+				_, err = inbox.Handle(t.Context(), tx, anID, func(context.Context) (inbox.Void, error) { t.Error("ran"); return inbox.Void{}, nil }, inbox.Using(box))
+				w.commit(tx)
+			default:
+				_, err = box.Acquire(t.Context(), inbox.Message{ID: anID})
+			}
+			if !errors.Is(err, inbox.ErrDead) {
+				t.Errorf("got %v", err)
+			}
+			w.wantRow(anID, "dead", 5)
+		})
+	}
+}
+
+func TestF19_OnlyEndedRowsAge(t *testing.T) {
+	w := newWorld(t)
+	box := w.box(inbox.Config{})
+	for i, end := range []error{nil, errors.New("x"), inbox.Permanent(errors.New("x"))} {
+		_, _ = inbox.Process(t.Context(), box, inbox.Message{ID: inbox.ID{Consumer: "c", Message: fmt.Sprint(i)}}, func(context.Context, pgx.Tx) (inbox.Void, error) { return inbox.Void{}, end })
+	}
+	acquire(t, box, inbox.ID{Consumer: "c", Message: "leased"})
+	ended := one[[]string](w, `select array_agg(status::text order by status) from commitbox.inbox where finished_at is not null`)
+	if !slices.Equal(ended, []string{"completed", "dead"}) {
+		t.Errorf("%v have an end", ended)
+	}
+	if _, err := w.Pool.Exec(t.Context(), `update commitbox.inbox set finished_at = now() where status = 'failed'`); err == nil {
+		t.Error("a failed row was given an end")
+	}
+}
+
+// leaseRow reads the epoch and the token of a lease, to play its holder through SQL.
+func (w *world) leaseRow(id inbox.ID) (epoch int64, token pgtype.UUID) {
+	w.t.Helper()
+	err := w.Pool.QueryRow(context.Background(), `select epoch, lease_token from commitbox.inbox where consumer = $1 and message_id = $2`, id.Consumer, id.Message).Scan(&epoch, &token)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return epoch, token
+}
+
+func TestF22_SameTokenSameLease(t *testing.T) {
+	w := newWorld(t)
+	ask := func(token uuid.UUID) (db.InboxAcquireRow, error) {
+		return db.New(w.Pool).InboxAcquire(t.Context(), db.InboxAcquireParams{
+			Consumer: "c", MessageID: "m", Token: pgtype.UUID{Bytes: token, Valid: true}, LeaseSeconds: 30, MaxAttempts: 1,
+		})
+	}
+	mine := uuid.New()
+	for range 2 {
+		if row, err := ask(mine); err != nil || row.Epoch != 1 || row.Attempts != 1 {
+			t.Errorf("%+v, %v", row, err)
+		}
+	}
+	if _, err := ask(uuid.New()); !errors.Is(err, pgx.ErrNoRows) {
+		t.Errorf("another token: %v", err)
+	}
+}
+
+func TestF23_TakeoverSkipsAnOpenStep(t *testing.T) {
+	w := newWorld(t)
+	box := w.box(inbox.Config{})
+	acquire(t, box, anID)
+	epoch, token := w.leaseRow(anID)
+	w.expire(anID)
+	tx := w.begin()
+	n, err := db.New(tx).InboxStepStore(t.Context(), db.InboxStepStoreParams{Consumer: anID.Consumer, MessageID: anID.Message, Epoch: epoch, Token: token, Name: "charge"})
+	if n != 1 || err != nil {
+		t.Fatal(n, err)
+	}
+	if _, err := box.Acquire(t.Context(), inbox.Message{ID: anID}); !errors.Is(err, inbox.ErrInProgress) {
+		t.Errorf("a takeover while a step is being stored: %v", err)
+	}
+	w.commit(tx)
+	next := acquire(t, box, anID)
+	if _, err := inbox.Step(t.Context(), next, "charge", func(context.Context) (inbox.Void, error) { t.Error("ran again"); return inbox.Void{}, nil }); err != nil {
+		t.Error(err)
+	}
+	n, err = db.New(w.Pool).InboxStepStore(t.Context(), db.InboxStepStoreParams{Consumer: anID.Consumer, MessageID: anID.Message, Epoch: epoch, Token: token, Name: "ship"})
+	if n != 0 || err != nil {
+		t.Errorf("a step of the former holder was stored: %d, %v", n, err)
+	}
+}
+
+func TestF26_LockKeysAndCollation(t *testing.T) {
+	w := newWorld(t)
+	if err := migrate.Up(t.Context(), w.Pool, migrate.Config{Schema: "other"}); err != nil {
+		t.Fatal(err)
+	}
+	if n := one[int](w, `select count(distinct key)::int from (values (commitbox.inbox_lock('a', 'bc')), (commitbox.inbox_lock('ab', 'c')),
+		(other.inbox_lock('a', 'bc')), (commitbox.inbox_lock('bc', 'a'))) as k (key)`); n != 4 {
+		t.Errorf("%d different locks, want 4", n)
+	}
+	if n := one[int](w, `select count(*)::int from information_schema.columns where table_schema = 'commitbox' and table_name like 'inbox%'
+		and column_name in ('consumer', 'message_id') and collation_name is distinct from 'C'`); n != 0 {
+		t.Errorf("%d key columns are not compared byte by byte", n)
+	}
+	// The same id in two schemas runs in both.
+	other := w.box(inbox.Config{Schema: "other"})
+	_, err := inbox.Process(t.Context(), w.box(inbox.Config{}), inbox.Message{ID: anID}, func(ctx context.Context, tx pgx.Tx) (inbox.Void, error) {
+		_, err := inbox.Process(context.Background(), other, inbox.Message{ID: anID}, effect(anID))
+		return inbox.Void{}, errors.Join(err, write(ctx, tx, anID, ""))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.wantEffects(anID, 2)
+}
+
+func TestF27_RenewalsAndResultsAreHOT(t *testing.T) {
+	w := newWorld(t)
+	box := w.box(inbox.Config{})
+	acquire(t, box, anID)
+	epoch, token := w.leaseRow(anID)
+	tx := w.begin()
+	for range 20 {
+		n, err := db.New(tx).InboxRenew(t.Context(), db.InboxRenewParams{Consumer: anID.Consumer, MessageID: anID.Message, Epoch: epoch, Token: token, LeaseSeconds: 30})
+		if n != 1 || err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	res, err := inbox.Handle(t.Context(), tx, inbox.ID{Consumer: "c", Message: "m"}, func(context.Context) (int, error) { return 1, nil })
+	if err != nil || res.Outcome != inbox.Executed {
+		t.Fatal(err)
+	}
+	var updated, hot int
+	err = tx.QueryRow(t.Context(), `select n_tup_upd, n_tup_hot_upd from pg_stat_xact_user_tables where relid = 'commitbox.inbox'::regclass`).Scan(&updated, &hot)
+	if err != nil || updated != 21 || hot != updated {
+		t.Errorf("%d of %d updates are HOT, %v", hot, updated, err)
+	}
+}
+
+func TestF30_ReplayIntoAnotherType(t *testing.T) {
+	w := newWorld(t)
+	box := w.box(inbox.Config{})
+	if _, err := inbox.Process(t.Context(), box, inbox.Message{ID: anID}, effect(anID)); err != nil {
+		t.Fatal(err)
+	}
+	res, err := inbox.Process(t.Context(), box, inbox.Message{ID: anID}, func(context.Context, pgx.Tx) (int, error) { return 1, nil })
+	if !errors.Is(err, inbox.ErrNoResult) || !res.Replayed || inbox.Disposition(err).Verdict != inbox.Ack || inbox.Retryable(err) {
+		t.Errorf("%+v, %v", res, err)
+	}
+}
+
+func TestF30_UnencodableResultIsAFailure(t *testing.T) {
+	w := newWorld(t)
+	box := w.box(inbox.Config{ResultMax: 10})
+	for i, value := range []any{make(chan int), "longer than ten bytes"} {
+		id := inbox.ID{Consumer: "c", Message: fmt.Sprint(i)}
+		_, err := inbox.Process(t.Context(), box, inbox.Message{ID: id}, func(ctx context.Context, tx pgx.Tx) (any, error) { return value, write(ctx, tx, id, "") })
+		if !errors.Is(err, inbox.ErrFailed) {
+			t.Errorf("%d: %v", i, err)
+		}
+		w.wantEffects(id, 0)
+		w.wantRow(id, "failed", 1)
+	}
+}
+
+func TestF31_HandlersWithTheirOwnHandle(t *testing.T) {
+	w := newWorld(t)
+	tx := w.begin() // as an ORM would: the handler never sees what Handle was given
+	session := schema.Executor(tx)
+	_, err := inbox.Handle(t.Context(), tx, anID, func(ctx context.Context) (inbox.Void, error) {
+		_, err := session.Exec(ctx, `insert into effect values ($1, '')`, anID.String())
+		return inbox.Void{}, errors.Join(err, errors.New("x"))
+	})
+	if !errors.Is(err, inbox.ErrFailed) {
+		t.Fatal(err)
+	}
+	w.commit(tx)
+	w.wantEffects(anID, 0)
+}
