@@ -10,6 +10,26 @@
 //   - no connection, connection lost, publishes blocked by a memory or disk alarm: unavailable, nothing is counted
 //   - names or headers that the protocol cannot carry, a message over the broker's size limit: permanent
 //
-// A message without an answer may have been taken; its next copy has the same id. The exchange, queues and bindings
-// are the application's: nothing is declared here.
+// A message without an answer may have been taken; its next copy has the same id. During an alarm nothing further is
+// sent on a connection that the broker has blocked. The client library gives up a connection on which a write has hung
+// for some 15 seconds, so a long alarm may cost a few more copies of messages that are larger than the socket's buffers.
+//
+// The exchanges, queues and bindings are the application's: nothing is declared here.
+//
+// # Consuming
+//
+// A [Consumer] hands each delivery to [inbox.Process] and does at the broker what [inbox.Disposition] says:
+//
+//   - handled, now or before: acknowledged, after the commit
+//   - to be tried later: moved to the retry queue with its delay, or held and requeued when due
+//   - never to be handled: moved to the dead-letter queue, or rejected where the broker moves it there; a message that
+//     was given up and lies in its inbox row with its payload is acknowledged
+//   - without an id: to the dead letters
+//
+// A message is moved by publishing a copy, awaiting its confirm, and then acknowledging the original. When any of it
+// fails the original stays. An acknowledgement that is lost makes the broker deliver the message again; the inbox then
+// answers that it was handled, and it is acknowledged without running the handler.
+//
+// Payload fingerprints are compared for messages that carry [HeaderOutbox], because only an outbox promises that every
+// copy has the same bytes.
 package rabbitmq

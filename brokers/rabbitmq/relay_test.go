@@ -128,12 +128,7 @@ func TestB27_RelayStopsDuringAnAlarm(t *testing.T) {
 	p := openPublisher(t, PublisherConfig{URL: node.URL()})
 	stop := runRelay(t, pool, p)
 	sent := enqueue(t, pool, queue, 20, make([]byte, 1<<20))
-	eventually(t, "the alarm is noticed", func() bool {
-		p.sender.turn <- struct{}{}
-		l := p.sender.link
-		<-p.sender.turn
-		return l != nil && l.blockedError() != nil
-	})
+	eventually(t, "the alarm is noticed", p.isBlocked)
 	start := time.Now()
 	stop()
 	if took := time.Since(start); took > 20*time.Second {
