@@ -280,7 +280,7 @@ func (h *handling) undo(ctx context.Context, got *claim, cause error) verdict {
 	}
 	v.attempt, v.after = int(row.Attempts), seconds(row.DueIn)
 	if row.Status == statusDead {
-		v.outcome = Dead
+		v.outcome, v.payloadKept = Dead, row.PayloadKept
 	}
 	return v
 }

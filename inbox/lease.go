@@ -27,6 +27,7 @@ type Lease struct {
 	msg     Message
 	token   pgtype.UUID
 	epoch   int64
+	born    time.Time // the row's received_at
 	attempt int
 
 	ctx    context.Context
@@ -114,7 +115,7 @@ func (b *Box) persist(ctx context.Context, request func() error) error {
 }
 
 func (b *Box) newLease(msg Message, token pgtype.UUID, row db.InboxAcquireRow, asked time.Time) *Lease {
-	l := &Lease{box: b, msg: msg, token: token, epoch: row.Epoch, attempt: int(row.Attempts), halted: make(chan struct{})}
+	l := &Lease{box: b, msg: msg, token: token, epoch: row.Epoch, born: row.ReceivedAt, attempt: int(row.Attempts), halted: make(chan struct{})}
 	l.ctx, l.lose = context.WithCancelCause(context.Background())
 	go l.renew(asked)
 	return l
@@ -187,7 +188,7 @@ func (l *Lease) held(ctx context.Context) (db.InboxHeldRow, error) {
 }
 
 func (l *Lease) position() db.InboxHeldParams {
-	return db.InboxHeldParams{Consumer: l.msg.ID.Consumer, MessageID: l.msg.ID.Message, Epoch: l.epoch, Token: l.token}
+	return db.InboxHeldParams{Consumer: l.msg.ID.Consumer, MessageID: l.msg.ID.Message, Epoch: l.epoch, Token: l.token, ReceivedAt: l.born}
 }
 
 // end stops the renewal.

@@ -306,3 +306,57 @@ func TestF01_ResumeBringsBackWhatNobodyDelivers(t *testing.T) {
 	w.wantEffects(requeued, 1)
 	w.wantEffects(atBroker, 0)
 }
+
+func TestF22_LaterRowOfTheSameID(t *testing.T) {
+	w := newWorld(t)
+	box := w.box(inbox.Config{})
+	old := acquire(t, box, anID)
+	w.exec(`delete from commitbox.inbox`) // as retention does, long after another holder has completed it
+	if _, err := inbox.Complete(t.Context(), acquire(t, box, anID), 1); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := inbox.Complete(t.Context(), old, 2); !errors.Is(err, inbox.ErrLeaseLost) {
+		t.Errorf("the holder of the removed row: %v", err)
+	}
+}
+
+// A transaction-mode handler that takes an expired lease over and fails counts, so that the message ends dead.
+func TestFailedTakeoverOfALeaseCounts(t *testing.T) {
+	w := newWorld(t)
+	box := w.box(inbox.Config{MaxAttempts: 2})
+	lease := acquire(t, box, anID)
+	w.expire(anID)
+	_, err := inbox.Process(t.Context(), box, inbox.Message{ID: anID}, func(context.Context, pgx.Tx) (inbox.Void, error) { return inbox.Void{}, errors.New("x") })
+	if !errors.Is(err, inbox.ErrDead) {
+		t.Errorf("got %v", err)
+	}
+	w.wantRow(anID, "dead", 2)
+	if _, err := inbox.Complete(t.Context(), lease, 1); !errors.Is(err, inbox.ErrLeaseLost) {
+		t.Errorf("the former holder: %v", err)
+	}
+}
+
+// What only the row holds stays there when Handle fails in a transaction that commits.
+func TestF01_FailureInHandleKeepsThePayload(t *testing.T) {
+	w := newWorld(t)
+	box := w.box(inbox.Config{})
+	dead := func(context.Context, pgx.Tx) (inbox.Void, error) {
+		return inbox.Void{}, inbox.Permanent(errors.New("x"))
+	}
+	if _, err := inbox.Process(t.Context(), box, inbox.Message{ID: anID, Payload: []byte(`{"b":1e2,"aa":1.10,"b":2} `)}, dead); !errors.Is(err, inbox.ErrDead) {
+		t.Fatal(err)
+	}
+	if _, err := box.Requeue(t.Context(), anID, ""); err != nil {
+		t.Fatal(err)
+	}
+	tx := w.begin()
+	_, err := inbox.Handle(t.Context(), tx, anID, func(context.Context) (inbox.Void, error) { return inbox.Void{}, errors.New("x") })
+	if !errors.Is(err, inbox.ErrFailed) {
+		t.Fatal(err)
+	}
+	w.commit(tx)
+	e, err := box.Get(t.Context(), anID)
+	if err != nil || string(e.Payload) != `{"b":1e2,"aa":1.10,"b":2} ` {
+		t.Errorf("the payload is %q, %v", e.Payload, err)
+	}
+}

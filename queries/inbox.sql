@@ -36,7 +36,8 @@ select pg_try_advisory_xact_lock(commitbox.inbox_lock(@consumer::text, @message_
 -- the handler's commit makes true. The epoch rises, so the former holder is fenced. Locks: the advisory lock (tried,
 -- in a CTE column of its own, so that it is evaluated once) and the row, skipped if it is locked. Index: primary key.
 -- Two replicas: one gets the locks; the guards on epoch, state and time are evaluated on the locked row. A message
--- that has stored steps is never taken over here: the handler would repeat them.
+-- that has stored steps is never taken over here: the handler would repeat them. The payload stays, because a failure
+-- may be recorded in this transaction and nobody else may have it.
 with l as materialized (
     select pg_try_advisory_xact_lock(commitbox.inbox_lock(@consumer::text, @message_id::text)) as ok
 ), k as materialized (
@@ -50,7 +51,7 @@ with l as materialized (
 )
 update commitbox.inbox i
    set status = 'completed', attempts = i.attempts + 1, epoch = i.epoch + 1, lease_token = null, lease_until = null,
-       next_attempt_at = null, last_error = null, payload = null, headers = null, finished_at = clock_timestamp(),
+       next_attempt_at = null, last_error = null, finished_at = clock_timestamp(),
        fingerprint = coalesce(i.fingerprint, sqlc.narg('fingerprint')::bytea)
   from k
  where i.consumer = k.consumer and i.message_id = k.message_id
@@ -72,4 +73,5 @@ update commitbox.inbox i
        finished_at = case when i.attempts >= @max_attempts::integer then clock_timestamp() end,
        next_attempt_at = case when i.attempts < @max_attempts::integer then clock_timestamp() + commitbox.inbox_backoff(i.attempts, @backoff_base::float8, @backoff_max::float8) end
  where i.consumer = @consumer::text and i.message_id = @message_id::text and i.status = 'completed'
-returning i.status, i.attempts, coalesce(extract(epoch from i.next_attempt_at - clock_timestamp()), 0)::float8 as due_in;
+returning i.status, i.attempts, coalesce(extract(epoch from i.next_attempt_at - clock_timestamp()), 0)::float8 as due_in,
+    (i.payload is not null)::boolean as payload_kept;

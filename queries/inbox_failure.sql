@@ -9,7 +9,8 @@ select pg_advisory_xact_lock(commitbox.inbox_lock(@consumer::text, @message_id::
 
 -- name: InboxRecordFailure :one
 -- Counts a failed attempt after its transaction was rolled back. Nothing back: the row is no longer what the attempt
--- saw (completed, dead, leased, requeued) and stays as it is. Locks: follows InboxLock in a transaction, then the row.
+-- saw (completed, dead, leased, requeued) and stays as it is. A lease that had expired and was taken over by the attempt
+-- ends here, and the new epoch fences its holder; if it stayed, the failures of its successors would never count. Locks: follows InboxLock in a transaction, then the row.
 -- Index: primary key. Two replicas: attempts are incremented, never set; the epoch keeps a late record from eating an
 -- attempt of a row that was requeued meanwhile. A negative epoch records against whatever epoch the row has. The
 -- payload is kept when the message is given up, because then no broker may have it any more.
@@ -22,13 +23,15 @@ values (@consumer::text, @message_id::text, case when @max_attempts::integer <= 
     case when @max_attempts::integer <= 1 then clock_timestamp() end,
     case when @max_attempts::integer > 1 then clock_timestamp() + commitbox.inbox_backoff(1, @backoff_base::float8, @backoff_max::float8) end)
 on conflict (consumer, message_id) do update
-   set attempts = i.attempts + 1, last_error = excluded.last_error,
+   set attempts = i.attempts + 1, last_error = excluded.last_error, lease_token = null, lease_until = null,
+       epoch = i.epoch + (i.status = 'pending')::integer,
        status = case when i.attempts + 1 >= @max_attempts::integer then 'dead' else 'failed' end,
        payload = case when i.attempts + 1 >= @max_attempts::integer then coalesce(sqlc.narg('payload')::bytea, i.payload) else i.payload end,
        headers = case when i.attempts + 1 >= @max_attempts::integer then coalesce(sqlc.narg('headers')::text::jsonb, i.headers) else i.headers end,
        finished_at = case when i.attempts + 1 >= @max_attempts::integer then clock_timestamp() end,
        next_attempt_at = case when i.attempts + 1 < @max_attempts::integer then clock_timestamp() + commitbox.inbox_backoff(i.attempts + 1, @backoff_base::float8, @backoff_max::float8) end
- where i.status = 'failed' and (i.epoch = @epoch::bigint or @epoch::bigint < 0)
+ where (i.status = 'failed' or (i.status = 'pending' and i.lease_until <= clock_timestamp()))
+   and (i.epoch = @epoch::bigint or @epoch::bigint < 0)
 returning i.status, i.attempts, coalesce(extract(epoch from i.next_attempt_at - clock_timestamp()), 0)::float8 as due_in,
     (i.payload is not null)::boolean as payload_kept;
 

@@ -15,7 +15,7 @@ with l as materialized (
       from l
      where l.ok and not exists (select from commitbox.inbox o where o.consumer = @consumer::text and o.message_id = @message_id::text)
     on conflict (consumer, message_id) do nothing
-    returning i.status, i.attempts, i.epoch, i.payload is not null as payload_kept
+    returning i.status, i.attempts, i.epoch, i.received_at, i.payload is not null as payload_kept
 ), k as materialized (
     select i.consumer, i.message_id, i.lease_token is not distinct from @token::uuid as same
       from l join commitbox.inbox i on i.consumer = @consumer::text and i.message_id = @message_id::text
@@ -39,11 +39,12 @@ with l as materialized (
            headers = coalesce(i.headers, sqlc.narg('headers')::text::jsonb)
       from k
      where i.consumer = k.consumer and i.message_id = k.message_id
-    returning i.status, i.attempts, i.epoch, i.payload is not null as payload_kept
+    returning i.status, i.attempts, i.epoch, i.received_at, i.payload is not null as payload_kept
 )
-select n.status::text as status, n.attempts::integer as attempts, n.epoch::bigint as epoch, n.payload_kept::boolean as payload_kept from n
+select n.status::text as status, n.attempts::integer as attempts, n.epoch::bigint as epoch, n.received_at::timestamptz as received_at,
+       n.payload_kept::boolean as payload_kept from n
 union all
-select u.status, u.attempts, u.epoch, u.payload_kept from u;
+select u.status, u.attempts, u.epoch, u.received_at, u.payload_kept from u;
 
 -- name: InboxRenew :execrows
 -- Moves the end of a lease. Locks: the row, skipped if it is locked, because the holder's own completing transaction
@@ -61,12 +62,14 @@ update commitbox.inbox i set lease_until = clock_timestamp() + make_interval(sec
 -- name: InboxHeld :one
 -- What became of a lease, by a plain read that waits for nobody. Nothing back: another epoch, so it is lost. Pending
 -- with the token: still held, the row is locked by a transaction that is open. Any other state: the holder's own write,
--- whose answer was lost, because every other write raises the epoch. Locks: none. Index: primary key.
+-- whose answer was lost, because every other write raises the epoch. received_at tells the row from a later one of the
+-- same id, whose epochs begin anew. Locks: none. Index: primary key.
 select i.status, (i.lease_token is not distinct from @token::uuid)::boolean as same, i.attempts,
        coalesce(extract(epoch from i.next_attempt_at - clock_timestamp()), 0)::float8 as due_in,
        (i.payload is not null)::boolean as payload_kept
   from commitbox.inbox i
- where i.consumer = @consumer::text and i.message_id = @message_id::text and i.epoch = @epoch::bigint;
+ where i.consumer = @consumer::text and i.message_id = @message_id::text and i.epoch = @epoch::bigint
+   and i.received_at = @received_at::timestamptz;
 
 -- name: InboxTryLock :one
 -- Takes the message's advisory lock if it is free, before a row is changed in a transaction that then runs user code: a

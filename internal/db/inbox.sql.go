@@ -57,7 +57,8 @@ update commitbox.inbox i
        finished_at = case when i.attempts >= $2::integer then clock_timestamp() end,
        next_attempt_at = case when i.attempts < $2::integer then clock_timestamp() + commitbox.inbox_backoff(i.attempts, $3::float8, $4::float8) end
  where i.consumer = $5::text and i.message_id = $6::text and i.status = 'completed'
-returning i.status, i.attempts, coalesce(extract(epoch from i.next_attempt_at - clock_timestamp()), 0)::float8 as due_in
+returning i.status, i.attempts, coalesce(extract(epoch from i.next_attempt_at - clock_timestamp()), 0)::float8 as due_in,
+    (i.payload is not null)::boolean as payload_kept
 `
 
 type InboxFailHereParams struct {
@@ -70,9 +71,10 @@ type InboxFailHereParams struct {
 }
 
 type InboxFailHereRow struct {
-	Status   string
-	Attempts int32
-	DueIn    float64
+	Status      string
+	Attempts    int32
+	DueIn       float64
+	PayloadKept bool
 }
 
 // Records a failure in the transaction of the claim, after the handler's own writes were undone: Handle's rollback to
@@ -88,7 +90,12 @@ func (q *Queries) InboxFailHere(ctx context.Context, arg InboxFailHereParams) (I
 		arg.MessageID,
 	)
 	var i InboxFailHereRow
-	err := row.Scan(&i.Status, &i.Attempts, &i.DueIn)
+	err := row.Scan(
+		&i.Status,
+		&i.Attempts,
+		&i.DueIn,
+		&i.PayloadKept,
+	)
 	return i, err
 }
 
@@ -183,7 +190,7 @@ with l as materialized (
 )
 update commitbox.inbox i
    set status = 'completed', attempts = i.attempts + 1, epoch = i.epoch + 1, lease_token = null, lease_until = null,
-       next_attempt_at = null, last_error = null, payload = null, headers = null, finished_at = clock_timestamp(),
+       next_attempt_at = null, last_error = null, finished_at = clock_timestamp(),
        fingerprint = coalesce(i.fingerprint, $1::bytea)
   from k
  where i.consumer = k.consumer and i.message_id = k.message_id
@@ -208,7 +215,8 @@ type InboxTakeoverRow struct {
 // the handler's commit makes true. The epoch rises, so the former holder is fenced. Locks: the advisory lock (tried,
 // in a CTE column of its own, so that it is evaluated once) and the row, skipped if it is locked. Index: primary key.
 // Two replicas: one gets the locks; the guards on epoch, state and time are evaluated on the locked row. A message
-// that has stored steps is never taken over here: the handler would repeat them.
+// that has stored steps is never taken over here: the handler would repeat them. The payload stays, because a failure
+// may be recorded in this transaction and nobody else may have it.
 func (q *Queries) InboxTakeover(ctx context.Context, arg InboxTakeoverParams) (InboxTakeoverRow, error) {
 	row := q.db.QueryRow(ctx, InboxTakeover,
 		arg.Fingerprint,

@@ -7,6 +7,7 @@ package db
 
 import (
 	"context"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
 )
@@ -21,7 +22,7 @@ with l as materialized (
       from l
      where l.ok and not exists (select from commitbox.inbox o where o.consumer = $1::text and o.message_id = $2::text)
     on conflict (consumer, message_id) do nothing
-    returning i.status, i.attempts, i.epoch, i.payload is not null as payload_kept
+    returning i.status, i.attempts, i.epoch, i.received_at, i.payload is not null as payload_kept
 ), k as materialized (
     select i.consumer, i.message_id, i.lease_token is not distinct from $3::uuid as same
       from l join commitbox.inbox i on i.consumer = $1::text and i.message_id = $2::text
@@ -45,11 +46,12 @@ with l as materialized (
            headers = coalesce(i.headers, $7::text::jsonb)
       from k
      where i.consumer = k.consumer and i.message_id = k.message_id
-    returning i.status, i.attempts, i.epoch, i.payload is not null as payload_kept
+    returning i.status, i.attempts, i.epoch, i.received_at, i.payload is not null as payload_kept
 )
-select n.status::text as status, n.attempts::integer as attempts, n.epoch::bigint as epoch, n.payload_kept::boolean as payload_kept from n
+select n.status::text as status, n.attempts::integer as attempts, n.epoch::bigint as epoch, n.received_at::timestamptz as received_at,
+       n.payload_kept::boolean as payload_kept from n
 union all
-select u.status, u.attempts, u.epoch, u.payload_kept from u
+select u.status, u.attempts, u.epoch, u.received_at, u.payload_kept from u
 `
 
 type InboxAcquireParams struct {
@@ -69,6 +71,7 @@ type InboxAcquireRow struct {
 	Status      string
 	Attempts    int32
 	Epoch       int64
+	ReceivedAt  time.Time
 	PayloadKept bool
 }
 
@@ -97,6 +100,7 @@ func (q *Queries) InboxAcquire(ctx context.Context, arg InboxAcquireParams) (Inb
 		&i.Status,
 		&i.Attempts,
 		&i.Epoch,
+		&i.ReceivedAt,
 		&i.PayloadKept,
 	)
 	return i, err
@@ -146,13 +150,15 @@ select i.status, (i.lease_token is not distinct from $1::uuid)::boolean as same,
        (i.payload is not null)::boolean as payload_kept
   from commitbox.inbox i
  where i.consumer = $2::text and i.message_id = $3::text and i.epoch = $4::bigint
+   and i.received_at = $5::timestamptz
 `
 
 type InboxHeldParams struct {
-	Token     pgtype.UUID
-	Consumer  string
-	MessageID string
-	Epoch     int64
+	Token      pgtype.UUID
+	Consumer   string
+	MessageID  string
+	Epoch      int64
+	ReceivedAt time.Time
 }
 
 type InboxHeldRow struct {
@@ -165,13 +171,15 @@ type InboxHeldRow struct {
 
 // What became of a lease, by a plain read that waits for nobody. Nothing back: another epoch, so it is lost. Pending
 // with the token: still held, the row is locked by a transaction that is open. Any other state: the holder's own write,
-// whose answer was lost, because every other write raises the epoch. Locks: none. Index: primary key.
+// whose answer was lost, because every other write raises the epoch. received_at tells the row from a later one of the
+// same id, whose epochs begin anew. Locks: none. Index: primary key.
 func (q *Queries) InboxHeld(ctx context.Context, arg InboxHeldParams) (InboxHeldRow, error) {
 	row := q.db.QueryRow(ctx, InboxHeld,
 		arg.Token,
 		arg.Consumer,
 		arg.MessageID,
 		arg.Epoch,
+		arg.ReceivedAt,
 	)
 	var i InboxHeldRow
 	err := row.Scan(
