@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"runtime"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -22,10 +23,10 @@ type scheduler struct {
 type actor struct {
 	process *process
 	grant   chan struct{}
-	running bool // it has the turn
-	inCall  bool // it waits for an actor of its own to return, see call
+	running atomic.Bool // it has the turn
+	inCall  atomic.Bool // it waits for an actor of its own to return, see call
 	ended   bool
-	asleep  time.Time // not to be run before
+	asleep  atomic.Int64 // not to be run before, in nanoseconds
 }
 
 // process is what dies or stands still as a whole.
@@ -45,14 +46,14 @@ func (s *scheduler) spawn(p *process, body func(*actor)) {
 	a := s.add(p)
 	go func() {
 		defer func() {
-			if !a.running { // it gave up a call that has the turn
+			if !a.running.Load() { // it gave up a call that has the turn
 				<-a.grant
 			}
 			a.ended = true
 			s.parked <- struct{}{}
 		}()
 		<-a.grant
-		a.running = true
+		a.running.Store(true)
 		if !s.quit && !p.dead {
 			body(a)
 		}
@@ -67,12 +68,11 @@ func (s *scheduler) add(p *process) *actor {
 
 // yield hands control back. It does not return in a process that has died.
 func (s *scheduler) yield(a *actor) {
-	if a.running {
-		a.running = false
+	if a.running.Swap(false) {
 		s.parked <- struct{}{}
 	}
 	<-a.grant
-	a.running = true
+	a.running.Store(true)
 	if s.quit || a.process.dead {
 		runtime.Goexit()
 	}
@@ -81,18 +81,19 @@ func (s *scheduler) yield(a *actor) {
 // call runs body on another goroutine than the caller's, as an actor of its own that has the turn until it returns. The
 // caller waits for it, but may give up; then what the call still does is done without it.
 func (s *scheduler) call(caller *actor, body func(*actor)) {
-	if !caller.running { // all is ending
+	if !caller.running.Load() { // all is ending
 		runtime.Goexit()
 	}
 	a := s.add(caller.process)
-	caller.running, a.running, caller.inCall = false, true, true
+	caller.running.Store(false)
+	a.running.Store(true)
+	caller.inCall.Store(true)
 	defer func() {
 		a.ended = true
-		if returned := caller.inCall && !s.quit; returned {
-			caller.inCall, caller.running = false, true
+		if caller.inCall.Swap(false) && !s.quit {
+			caller.running.Store(true)
 			return
 		}
-		caller.inCall = false
 		s.parked <- struct{}{}
 	}()
 	body(a)
@@ -100,7 +101,7 @@ func (s *scheduler) call(caller *actor, body func(*actor)) {
 
 // sleep yields until a while has passed.
 func (s *scheduler) sleep(a *actor, d time.Duration) {
-	a.asleep = time.Now().Add(d)
+	a.asleep.Store(time.Now().Add(d).UnixNano())
 	s.yield(a)
 }
 
@@ -109,7 +110,7 @@ func (s *scheduler) turn() bool {
 	now := time.Now()
 	var ready []*actor
 	for _, a := range s.actors {
-		if !a.ended && !a.inCall && !a.process.dead && !a.asleep.After(now) && !a.process.paused.After(now) {
+		if !a.ended && !a.inCall.Load() && !a.process.dead && a.asleep.Load() <= now.UnixNano() && !a.process.paused.After(now) {
 			ready = append(ready, a)
 		}
 	}
@@ -128,7 +129,7 @@ func (s *scheduler) stop() {
 	for left := true; left; {
 		left = false
 		for _, a := range s.actors {
-			if left = left || !a.ended; !a.ended && !a.inCall {
+			if left = left || !a.ended; !a.ended && !a.inCall.Load() {
 				a.grant <- struct{}{}
 				<-s.parked
 			}

@@ -215,7 +215,7 @@ func (s *simulation) join() {
 				for r.ctx.Err() == nil {
 					worked, err := l.step(r.ctx)
 					if errors.Is(err, ErrPublishStalled) {
-						a.inCall = false
+						a.inCall.Store(false)
 						r.cancel(err)
 					}
 					if !worked {

@@ -9,7 +9,6 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 
 	"github.com/commitbox/commitbox/internal/testenv"
 )
@@ -41,36 +40,44 @@ func eachStore(t *testing.T, run func(t *testing.T, s contractStore)) {
 	})
 	t.Run("postgres", func(t *testing.T) {
 		t.Parallel()
-		db := testenv.Database(t)
-		cfg := RelayConfig{Lease: contractLease}.withDefaults()
-		s, closeStore, err := openPostgres(t.Context(), db.Pool, cfg)
-		must(t, err)
-		t.Cleanup(closeStore)
-		l, err := s.connect(t.Context())
-		must(t, err)
-		t.Cleanup(l.close)
-		must(t, s.join(t.Context(), uuid.New())) // makes the channel's rows
-		_, err = db.Pool.Exec(t.Context(), "delete from commitbox.outbox_relay")
-		must(t, err)
-		run(t, contractStore{store: s, link: l, setHold: func(t *testing.T) {
-			_, err := db.Pool.Exec(t.Context(), "update commitbox.outbox_channel set dead_policy = 'hold'")
-			must(t, err)
-		}, enqueue: func(t *testing.T, commit bool, messages ...Message) func() {
-			tx, err := db.Pool.Begin(t.Context())
-			must(t, err)
-			for _, m := range messages {
-				_, err := Enqueue(t.Context(), tx, m)
-				must(t, err)
-			}
-			return func() {
-				if commit {
-					must(t, tx.Commit(context.WithoutCancel(t.Context())))
-				} else if err := tx.Rollback(context.WithoutCancel(t.Context())); err != pgx.ErrTxClosed {
-					must(t, err)
-				}
-			}
-		}})
+		_, s := newPostgresStore(t, contractLease)
+		run(t, s)
 	})
+}
+
+// newPostgresStore opens the store in a database of the test's own.
+func newPostgresStore(t *testing.T, lease time.Duration) (*testenv.DB, contractStore) {
+	t.Helper()
+	db := testenv.Database(t)
+	s, closeStore, err := openPostgres(t.Context(), db.Pool, RelayConfig{Lease: lease}.withDefaults())
+	must(t, err)
+	t.Cleanup(closeStore)
+	l, err := s.connect(t.Context())
+	must(t, err)
+	t.Cleanup(l.close)
+	must(t, s.join(t.Context(), uuid.New())) // makes the channel's rows
+	_, err = db.Pool.Exec(t.Context(), "delete from commitbox.outbox_relay")
+	must(t, err)
+	hold := func(t *testing.T) {
+		_, err := db.Pool.Exec(t.Context(), "update commitbox.outbox_channel set dead_policy = 'hold'")
+		must(t, err)
+	}
+	enqueue := func(t *testing.T, commit bool, messages ...Message) func() {
+		tx, err := db.Pool.Begin(t.Context())
+		must(t, err)
+		for _, m := range messages {
+			_, err := Enqueue(t.Context(), tx, m)
+			must(t, err)
+		}
+		return func() {
+			if commit {
+				must(t, tx.Commit(context.WithoutCancel(t.Context())))
+			} else {
+				must(t, tx.Rollback(context.WithoutCancel(t.Context())))
+			}
+		}
+	}
+	return db, contractStore{store: s, link: l, setHold: hold, enqueue: enqueue}
 }
 
 func must(t *testing.T, err error) {
