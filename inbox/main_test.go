@@ -2,7 +2,6 @@ package inbox_test
 
 import (
 	"context"
-	"io"
 	"log/slog"
 	"testing"
 	"time"
@@ -13,7 +12,7 @@ import (
 	"github.com/commitbox/commitbox/internal/testenv"
 )
 
-var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+var quiet = slog.New(slog.DiscardHandler)
 
 // world is a database with a table that handlers write their effects to. The table has no unique key, so that a double
 // effect shows.

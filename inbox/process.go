@@ -11,7 +11,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/commitbox/commitbox"
-	"github.com/commitbox/commitbox/internal/db"
 	"github.com/commitbox/commitbox/internal/schema"
 )
 
@@ -297,6 +296,3 @@ func (w *work) rolledBack(ctx context.Context, cause error) verdict {
 	w.conn.Release()
 	return w.box.afterFailure(ctx, w.msg, w.seen, cause)
 }
-
-var _ schema.Executor = pipe{}
-var _ db.DBTX = pipe{}

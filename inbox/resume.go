@@ -20,8 +20,8 @@ const resumePage = 100
 // resume at once. Rows without a payload are not touched: their broker still has them.
 //
 // It looks at each row once, the oldest first, and returns how many runs ended without an error. An error of run does
-// not stop it, because the row says what happens next; the errors are returned together, at most 10 of them. Resume is
-// one step for a scheduler: call it again and again.
+// not stop it, because the row says what happens next; the errors are returned together, at most 10 of them. A row that
+// cannot be read becomes dead. Resume is one step for a scheduler: call it again and again.
 func Resume(ctx context.Context, box *Box, consumer string, run func(ctx context.Context, msg Message) error) (done int, err error) {
 	err = errors.Join(box.check(), check.Text("consumer", consumer, consumerLenMax))
 	if run == nil {
@@ -79,16 +79,20 @@ func (r *resuming) one(ctx context.Context, message string) error {
 		return err
 	}
 	msg := Message{ID: ID{r.consumer, message}, Payload: row.Payload, Fingerprint: row.Fingerprint, TraceID: row.TraceID}
-	msg.Headers, err = readHeaders(row.Headers)
-	if err == nil {
-		err = r.guarded(ctx, msg)
+	if msg.Headers, err = readHeaders(row.Headers); err != nil {
+		r.note(r.box.afterFailure(ctx, &msg, anyEpoch, Permanent(err)).asError(msg.ID)) // nobody could ever run it
+		return nil
 	}
+	r.note(r.guarded(ctx, msg))
+	return nil
+}
+
+func (r *resuming) note(err error) {
 	if err == nil {
 		r.done++
 	} else if len(r.errs) < resumeErrorsMax {
 		r.errs = append(r.errs, err)
 	}
-	return nil
 }
 
 // guarded keeps a panic of the user's function from ending the whole.
