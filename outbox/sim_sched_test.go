@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -36,7 +37,19 @@ type process struct {
 }
 
 func newScheduler(seed uint64) *scheduler {
-	return &scheduler{random: rand.New(rand.NewPCG(seed, 1)), parked: make(chan struct{})}
+	return &scheduler{random: rand.New(&lockedSource{source: rand.NewPCG(seed, 1)}), parked: make(chan struct{})}
+}
+
+// lockedSource may be asked by a lane that has given up a call, while nobody has the turn.
+type lockedSource struct {
+	mu     sync.Mutex
+	source rand.Source
+}
+
+func (l *lockedSource) Uint64() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.source.Uint64()
 }
 
 func (s *scheduler) chance(percent float64) bool { return s.random.Float64()*100 < percent }
