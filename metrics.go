@@ -4,32 +4,68 @@ import "slices"
 
 // What the library measures.
 var (
-	OutboxPublished = &Metric{"commitbox_outbox_published", Counter, "1",
-		"Messages handed to the publisher, by result: ok, permanent, retryable, unavailable, not_tried.", []string{"channel", "result"}}
-	OutboxDead = &Metric{"commitbox_outbox_dead", Counter, "1",
-		"Messages that were given up and wait for an operator.", []string{"channel"}}
-	OutboxPublishSeconds = &Metric{"commitbox_outbox_publish_seconds", Histogram, "s",
-		"Time of one Publish call.", []string{"channel"}}
-	OutboxLagSeconds = &Metric{"commitbox_outbox_lag_seconds", Histogram, "s",
-		"Age of a message when its confirmation arrived, from the database's and this process's clocks.", []string{"channel"}}
-	OutboxOwnedShards = &Metric{"commitbox_outbox_owned_shards", Gauge, "1",
-		"Shards that this relay owns.", []string{"channel"}}
-	OutboxLeakedWriters = &Metric{"commitbox_outbox_leaked_writers", Gauge, "1",
-		"Open transactions that have enqueued and are older than MaxWriterAge.", []string{"channel"}}
-	OutboxBreakerOpen = &Metric{"commitbox_outbox_breaker_open", Gauge, "1",
-		"1 while this relay waits for its destination to come back.", []string{"channel"}}
-	OutboxErrors = &Metric{"commitbox_outbox_errors", Counter, "1",
-		"Errors of the relay itself, by kind: database, lease_lost, stalled, panic.", []string{"channel", "kind"}}
+	OutboxPublished = &Metric{
+		"commitbox_outbox_published", Counter, "1",
+		"Messages handed to the publisher, by result: ok, permanent, retryable, unavailable, not_tried.",
+		[]string{"channel", "result"},
+	}
+	OutboxDead = &Metric{
+		"commitbox_outbox_dead", Counter, "1",
+		"Messages that were given up and wait for an operator.",
+		[]string{"channel"},
+	}
+	OutboxPublishSeconds = &Metric{
+		"commitbox_outbox_publish_seconds", Histogram, "s",
+		"Time of one Publish call.",
+		[]string{"channel"},
+	}
+	OutboxLagSeconds = &Metric{
+		"commitbox_outbox_lag_seconds", Histogram, "s",
+		"Age of a message when its confirmation arrived, from the database's and this process's clocks.",
+		[]string{"channel"},
+	}
+	OutboxOwnedShards = &Metric{
+		"commitbox_outbox_owned_shards", Gauge, "1",
+		"Shards that this relay owns.",
+		[]string{"channel"},
+	}
+	OutboxLeakedWriters = &Metric{
+		"commitbox_outbox_leaked_writers", Gauge, "1",
+		"Open transactions that have enqueued and are older than MaxWriterAge.",
+		[]string{"channel"},
+	}
+	OutboxBreakerOpen = &Metric{
+		"commitbox_outbox_breaker_open", Gauge, "1",
+		"1 while this relay waits for its destination to come back.",
+		[]string{"channel"},
+	}
+	OutboxErrors = &Metric{
+		"commitbox_outbox_errors", Counter, "1",
+		"Errors of the relay itself, by kind: database, lease_lost, stalled, panic.",
+		[]string{"channel", "kind"},
+	}
 
-	InboxHandled = &Metric{"commitbox_inbox_handled", Counter, "1",
-		"Messages seen, by outcome and by who decided.", []string{"consumer", "outcome", "decided_by"}}
-	InboxSeconds = &Metric{"commitbox_inbox_seconds", Histogram, "s",
-		"Time from the claim to the answer, by outcome.", []string{"consumer", "outcome"}}
-	InboxRetries = &Metric{"commitbox_inbox_retries", Counter, "1",
-		"Transactions run again after a serialization failure or a deadlock.", []string{"consumer"}}
+	InboxHandled = &Metric{
+		"commitbox_inbox_handled", Counter, "1",
+		"Messages seen, by outcome and by who decided.",
+		[]string{"consumer", "outcome", "decided_by"},
+	}
+	InboxSeconds = &Metric{
+		"commitbox_inbox_seconds", Histogram, "s",
+		"Time from the claim to the answer, by outcome.",
+		[]string{"consumer", "outcome"},
+	}
+	InboxRetries = &Metric{
+		"commitbox_inbox_retries", Counter, "1",
+		"Transactions run again after a serialization failure or a deadlock.",
+		[]string{"consumer"},
+	}
 
-	ConsumerMessages = &Metric{"commitbox_consumer_messages", Counter, "1",
-		"Deliveries settled at the broker, by consumer and settlement: ack, retry, dead_letter, missing_id, error.", []string{"consumer", "settlement"}}
+	ConsumerMessages = &Metric{
+		"commitbox_consumer_messages", Counter, "1",
+		"Deliveries settled at the broker, by consumer and settlement: ack, retry, dead_letter, missing_id, error.",
+		[]string{"consumer", "settlement"},
+	}
 )
 
 var metrics = []*Metric{

@@ -56,7 +56,7 @@ func TestP2_P8_KeyLogSurvivesKillsAndPauses(t *testing.T) {
 	}
 	stopped := make([]time.Time, relays)
 	for deadline := time.Now().Add(soak(12*time.Second, 10*time.Minute)); time.Now().Before(deadline); time.Sleep(150 * time.Millisecond) {
-		i := rand.IntN(relays)
+		i, dice := rand.IntN(relays), rand.IntN(9)
 		switch p := processes[i]; {
 		case !p.alive():
 			processes[i] = startProcess(t, db, 3)
@@ -65,9 +65,9 @@ func TestP2_P8_KeyLogSurvivesKillsAndPauses(t *testing.T) {
 				p.signal(syscall.SIGCONT)
 				stopped[i] = time.Time{}
 			}
-		case rand.IntN(3) == 0:
+		case dice < 3:
 			p.signal(syscall.SIGKILL)
-		case rand.IntN(3) == 0:
+		case dice < 5:
 			p.signal(syscall.SIGSTOP)
 			stopped[i] = time.Now()
 		}

@@ -39,8 +39,10 @@ func child(url string) int {
 		return 1
 	}
 	failing, _ := strconv.Atoi(os.Getenv(childFailing))
-	cfg := outbox.RelayConfig{Lease: time.Second, BackoffBase: 20 * time.Millisecond, BackoffMax: 100 * time.Millisecond, MaxAttempts: 3, Batch: 100,
-		PollMax: 20 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))}
+	cfg := outbox.RelayConfig{
+		Lease: time.Second, BackoffBase: 20 * time.Millisecond, BackoffMax: 100 * time.Millisecond, MaxAttempts: 3, Batch: 100,
+		PollMax: 20 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})),
+	}
 	if failing > 0 {
 		cfg.MaxAttempts = 1000
 	}

@@ -83,8 +83,10 @@ func TestP14_BadMessagesAreRefusedBeforeTheDatabaseSeesThem(t *testing.T) {
 func TestEnqueueAtTheLimits(t *testing.T) {
 	t.Parallel()
 	db := testenv.Database(t)
-	m := outbox.Message{Channel: strings.Repeat("c", 63), Topic: strings.Repeat("ü", 127), Key: strings.Repeat("k", 512),
-		ContentType: strings.Repeat("t", 255), Payload: make([]byte, 1<<20), Headers: map[string]string{"h": strings.Repeat("v", 64<<10-1)}}
+	m := outbox.Message{
+		Channel: strings.Repeat("c", 63), Topic: strings.Repeat("ü", 127), Key: strings.Repeat("k", 512),
+		ContentType: strings.Repeat("t", 255), Payload: make([]byte, 1<<20), Headers: map[string]string{"h": strings.Repeat("v", 64<<10-1)},
+	}
 	enqueue(t, db, m)
 	box, err := outbox.New(outbox.Config{PayloadMax: 2 << 20, HeadersMax: 100 << 10})
 	if err != nil {

@@ -212,7 +212,7 @@ func (p *misbehaving) Publish(ctx context.Context, batch []outbox.Record) []erro
 	case 4:
 		return make([]error, len(batch)+1)
 	case 5:
-		panic(nil)
+		panic(errRefused)
 	}
 	return p.recorder.Publish(ctx, batch)
 }

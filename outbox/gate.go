@@ -44,8 +44,10 @@ type view struct {
 }
 
 func newGate(cfg RelayConfig, s store) *gate {
-	return &gate{cfg: cfg, store: s, horizon: horizon{maxAge: cfg.MaxWriterAge}, interval: cfg.PollMin,
-		changed: make(chan struct{})}
+	return &gate{
+		cfg: cfg, store: s, horizon: horizon{maxAge: cfg.MaxWriterAge}, interval: cfg.PollMin,
+		changed: make(chan struct{}),
+	}
 }
 
 func (g *gate) view() (view, <-chan struct{}) {

@@ -59,8 +59,10 @@ type memoryTx struct {
 }
 
 func newMemory(lease time.Duration) *memory {
-	return &memory{lease: lease, start: time.Now(), relays: map[uuid.UUID]*memoryRelay{}, hot: map[ref]*memoryMessage{}, deferred: map[ref]*memoryMessage{},
-		dead: map[ref]*memoryMessage{}, keys: map[keyRef]*memoryBlock{}, open: map[*memoryTx]bool{}}
+	return &memory{
+		lease: lease, start: time.Now(), relays: map[uuid.UUID]*memoryRelay{}, hot: map[ref]*memoryMessage{}, deferred: map[ref]*memoryMessage{},
+		dead: map[ref]*memoryMessage{}, keys: map[keyRef]*memoryBlock{}, open: map[*memoryTx]bool{},
+	}
 }
 
 // shardOf stands for the generated column: any function of the key, or of the id.
@@ -379,31 +381,31 @@ func (s *memory) apply(_ context.Context, owner uuid.UUID, epochs map[int16]int6
 		s.keys[k] = &memoryBlock{never, "dead"}
 	}
 	for _, f := range c.deferred {
-		f.ref.deferred = false
-		m := s.hot[f.ref]
+		at := f.origin()
+		m := s.hot[at]
 		if m == nil {
 			continue
 		}
 		if m.Key != "" && s.keys[keyRef{m.shard, m.Key}] == nil {
 			return outcome{}, errBroken
 		}
-		delete(s.hot, f.ref)
+		delete(s.hot, at)
 		m.attempts, m.text, m.due = f.attempts, f.text, time.Now().Add(f.delay)
-		s.deferred[f.ref] = m
+		s.deferred[at] = m
 	}
 	for _, f := range c.failed {
-		f.ref.deferred = false
-		if m := s.deferred[f.ref]; m != nil {
+		at := f.origin()
+		if m := s.deferred[at]; m != nil {
 			m.attempts, m.text, m.due = m.attempts+1, f.text, time.Now().Add(f.delay)
 		}
 	}
 	for _, f := range c.buried {
-		f.ref.deferred = false
+		at := f.origin()
 		for _, from := range []map[ref]*memoryMessage{s.hot, s.deferred} {
-			if m := from[f.ref]; m != nil {
-				delete(from, f.ref)
+			if m := from[at]; m != nil {
+				delete(from, at)
 				m.attempts, m.text = m.attempts+1, f.text
-				s.dead[f.ref] = m
+				s.dead[at] = m
 			}
 		}
 	}

@@ -140,8 +140,10 @@ func (l *postgresLink) look(ctx context.Context, owner uuid.UUID) (surroundings,
 		return surroundings{}, err
 	}
 	owned, err := l.q.OwnedShards(ctx, db.OwnedShardsParams{Channel: l.channel, Owner: id(owner)})
-	s := surroundings{unclean: make(map[int16]probe), members: int(around.Members), rank: int(around.Rank),
-		expired: around.Expired, free: int(around.Free), hold: around.DeadPolicy == "hold"}
+	s := surroundings{
+		unclean: make(map[int16]probe), members: int(around.Members), rank: int(around.Rank),
+		expired: around.Expired, free: int(around.Free), hold: around.DeadPolicy == "hold",
+	}
 	for _, o := range owned {
 		s.held = append(s.held, holding{o.Shard, o.Epoch})
 		if o.Unclean {
@@ -161,8 +163,10 @@ func (l *postgresLink) poll(ctx context.Context, from []cursor, bytes int64) ([]
 	read, err := l.q.Poll(ctx, p)
 	rows := make([]row, len(read))
 	for i, r := range read {
-		rows[i] = l.row(ref{r.Shard, r.ID, false}, db.DueDeferredRow{MessageID: r.MessageID, CreatedAt: r.CreatedAt, Key: r.Key,
-			Topic: r.Topic, ContentType: r.ContentType, Headers: r.Headers, Payload: r.Payload})
+		rows[i] = l.row(ref{r.Shard, r.ID, false}, db.DueDeferredRow{
+			MessageID: r.MessageID, CreatedAt: r.CreatedAt, Key: r.Key,
+			Topic: r.Topic, ContentType: r.ContentType, Headers: r.Headers, Payload: r.Payload,
+		})
 	}
 	return rows, err
 }
@@ -182,8 +186,10 @@ func (l *postgresLink) read(ctx context.Context, at []ref) ([]row, error) {
 	read, err := l.q.ReadMessages(ctx, db.ReadMessagesParams{Channel: l.channel, Shards: shards, Ids: ids})
 	rows := make([]row, len(read))
 	for i, r := range read {
-		rows[i] = l.row(ref{r.Shard, r.ID, r.Deferred}, db.DueDeferredRow{ID: r.ID, CreatedAt: r.CreatedAt, MessageID: r.MessageID, Shard: r.Shard,
-			Key: r.Key, Topic: r.Topic, ContentType: r.ContentType, Headers: r.Headers, Payload: r.Payload, Attempts: r.Attempts})
+		rows[i] = l.row(ref{r.Shard, r.ID, r.Deferred}, db.DueDeferredRow{
+			ID: r.ID, CreatedAt: r.CreatedAt, MessageID: r.MessageID, Shard: r.Shard,
+			Key: r.Key, Topic: r.Topic, ContentType: r.ContentType, Headers: r.Headers, Payload: r.Payload, Attempts: r.Attempts,
+		})
 	}
 	return rows, err
 }

@@ -69,7 +69,7 @@ func TestDecide(t *testing.T) {
 	} {
 		p := policy{maxAttempts: 5, hold: tc.hold, backoff: func(n int) time.Duration { return time.Duration(n) * time.Second }}
 		got := p.decide([]row{tc.row}, []verdict{tc.verdict})
-		if diff := cmp.Diff(tc.want, got, cmp.AllowUnexported(decision{}, change{}, failure{}, blocked{}, ref{}, keyRef{}), cmp.Comparer(func(a, b error) bool { return errors.Is(a, b) })); diff != "" {
+		if diff := cmp.Diff(tc.want, got, cmp.AllowUnexported(decision{}, change{}, failure{}, blocked{}, ref{}, keyRef{}), cmp.Comparer(errors.Is)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}

@@ -36,8 +36,10 @@ func TestRelayHandsOverTheWholeMessage(t *testing.T) {
 	t.Parallel()
 	db := testenv.Database(t)
 	p := &recorder{}
-	sent := outbox.Message{Topic: "orders.placed", Key: "k", ContentType: "application/json",
-		Headers: map[string]string{"a": "1", "<b>": "ü"}, Payload: []byte("{\"b\":1e2,\"aa\":1.10,\"b\":2}  \x00\xff")}
+	sent := outbox.Message{
+		Topic: "orders.placed", Key: "k", ContentType: "application/json",
+		Headers: map[string]string{"a": "1", "<b>": "ü"}, Payload: []byte("{\"b\":1e2,\"aa\":1.10,\"b\":2}  \x00\xff"),
+	}
 	ids := enqueue(t, db, sent)
 	relay := newRelay(t, db.Pool, p, brisk())
 	n, err := relay.RunOnce(t.Context())

@@ -42,8 +42,10 @@ type assignment struct {
 }
 
 func newRoster(cfg RelayConfig, s store, owner uuid.UUID) *roster {
-	return &roster{cfg: cfg, store: s, owner: owner, poked: make(chan struct{}, 1),
-		adopted: make([]uint64, cfg.Lanes), changed: make(chan struct{})}
+	return &roster{
+		cfg: cfg, store: s, owner: owner, poked: make(chan struct{}, 1),
+		adopted: make([]uint64, cfg.Lanes), changed: make(chan struct{}),
+	}
 }
 
 // assigned returns the assignment, and a channel that is closed when there is a newer one.

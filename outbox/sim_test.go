@@ -78,8 +78,10 @@ type simRelay struct {
 const simKeys = 5
 
 func newSimulation(seed uint64) *simulation {
-	s := &simulation{scheduler: newScheduler(seed), store: newMemory(2 * time.Second), locks: map[string]bool{},
-		committed: map[string][]string{}, ids: map[uuid.UUID]bool{}, died: map[uuid.UUID]bool{}}
+	s := &simulation{
+		scheduler: newScheduler(seed), store: newMemory(2 * time.Second), locks: map[string]bool{},
+		committed: map[string][]string{}, ids: map[uuid.UUID]bool{}, died: map[uuid.UUID]bool{},
+	}
 	s.store.hold = s.chance(50)
 	s.faults = s.chance(85)
 	s.orders = s.chance(40)
@@ -133,15 +135,16 @@ func (s *simulation) advance() {
 // disturb kills, stops, adds and removes relays.
 func (s *simulation) disturb() {
 	alive := slices.DeleteFunc(slices.Clone(s.relays), func(r *simRelay) bool { return r.dead })
-	switch {
-	case len(alive) == 0 || len(alive) < 4 && s.chance(0.3):
+	one := func() *simRelay { return alive[s.random.IntN(len(alive))] }
+	switch dice := s.random.Float64() * 100; {
+	case len(alive) == 0 || len(alive) < 4 && dice > 99.7:
 		s.join()
-	case s.chance(0.15):
-		alive[s.random.IntN(len(alive))].dead = true
-	case s.chance(0.15):
-		alive[s.random.IntN(len(alive))].paused = time.Now().Add(time.Duration(s.random.IntN(5000)) * time.Millisecond)
-	case s.chance(0.1):
-		alive[s.random.IntN(len(alive))].cancel(nil)
+	case dice < 0.15:
+		one().dead = true
+	case dice < 0.3:
+		one().paused = time.Now().Add(time.Duration(s.random.IntN(5000)) * time.Millisecond)
+	case dice < 0.4:
+		one().cancel(nil)
 	}
 	if s.chance(0.1) {
 		s.broker.away = time.Now().Add(time.Duration(s.random.IntN(2000)) * time.Millisecond)
@@ -150,8 +153,10 @@ func (s *simulation) disturb() {
 
 // join starts a relay: its parts as actors of one process.
 func (s *simulation) join() {
-	cfg := RelayConfig{Lease: 2 * time.Second, Batch: 20, MaxAttempts: 3, BackoffBase: 20 * time.Millisecond, BackoffMax: 200 * time.Millisecond,
-		MaxWriterAge: time.Hour, random: s.random.Float64}.withDefaults()
+	cfg := RelayConfig{
+		Lease: 2 * time.Second, Batch: 20, MaxAttempts: 3, BackoffBase: 20 * time.Millisecond, BackoffMax: 200 * time.Millisecond,
+		MaxWriterAge: time.Hour, random: s.random.Float64,
+	}.withDefaults()
 	var publisher Publisher = s.broker
 	if s.orders {
 		publisher = simOrderer{s.broker}

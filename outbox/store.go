@@ -105,6 +105,9 @@ type ref struct {
 	deferred bool // it was read from the deferred messages
 }
 
+// origin names the message wherever it was read from.
+func (r ref) origin() ref { return ref{shard: r.shard, id: r.id} }
+
 // keyRef names a key of the channel.
 type keyRef struct {
 	shard int16
@@ -120,9 +123,6 @@ type row struct {
 }
 
 func (r *row) keyRef() keyRef { return keyRef{r.shard, r.Key} }
-
-// origin names the message whether it was read from hot or from deferred.
-func (r *row) origin() ref { return ref{shard: r.shard, id: r.id} }
 
 // change is a change of state of one or more shards. It happens as a whole or not at all, but for shards that are lost.
 // A message and a key stand in it once.

@@ -349,8 +349,10 @@ func TestStoreHoldsKeysAndNotesProbes(t *testing.T) {
 		expect(t, "policy", true, around.hold)
 		s.put(t, "a", "a1", "a2")
 		rows := s.poll(t, 10, 1<<20, 0)
-		c := change{hold: []keyRef{rows[0].keyRef()}, buried: []failure{{ref: rows[0].ref, text: "bad"}}, deferred: []failure{{ref: rows[1].ref}},
-			probes: []probe{{rows[0].shard, rows[0].id, true}}}
+		c := change{
+			hold: []keyRef{rows[0].keyRef()}, buried: []failure{{ref: rows[0].ref, text: "bad"}}, deferred: []failure{{ref: rows[1].ref}},
+			probes: []probe{{rows[0].shard, rows[0].id, true}},
+		}
 		_, err := s.link.apply(t.Context(), owner, epochsOf(around), c)
 		must(t, err)
 		expect(t, "due behind a dead message", []string{}, s.due(t))
