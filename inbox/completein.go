@@ -68,7 +68,7 @@ func (l *Lease) completeOnce(ctx context.Context, run handler) error {
 	tag, err := w.sendCommit(commitCtx, conn.Conn(), stored)
 	switch {
 	case err == nil && tag.String() == "COMMIT":
-		l.end()
+		l.done()
 		return nil
 	case err == nil:
 		return pgx.ErrTxCommitRollback
@@ -110,7 +110,7 @@ func (l *Lease) findOut(ctx context.Context, cause error) error {
 		case errors.Is(err, pgx.ErrNoRows):
 			return l.lost()
 		case err == nil && row.Status == statusCompleted:
-			l.end()
+			l.done()
 			return nil
 		}
 		if n, err := l.touch(ctx); err == nil && n > 0 {

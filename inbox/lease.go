@@ -30,10 +30,10 @@ type Lease struct {
 	born    time.Time // the row's received_at
 	attempt int
 
-	ctx    context.Context
-	lose   context.CancelCauseFunc
-	ended  atomic.Bool   // the end is confirmed
-	halted chan struct{} // closed when the renewing goroutine has returned
+	ctx       context.Context // until the lease has ended or is lost
+	stop      context.CancelCauseFunc
+	completed atomic.Bool   // confirmed
+	halted    chan struct{} // closed when the renewing goroutine has returned
 }
 
 // Acquire takes the lease of a message, and keeps its payload in the row if it has one, so that [Resume] can go on with
@@ -116,7 +116,7 @@ func (b *Box) persist(ctx context.Context, request func() error) error {
 
 func (b *Box) newLease(msg Message, token pgtype.UUID, row db.InboxAcquireRow, asked time.Time) *Lease {
 	l := &Lease{box: b, msg: msg, token: token, epoch: row.Epoch, born: row.ReceivedAt, attempt: int(row.Attempts), halted: make(chan struct{})}
-	l.ctx, l.lose = context.WithCancelCause(context.Background())
+	l.ctx, l.stop = context.WithCancelCause(context.Background())
 	go l.renew(asked)
 	return l
 }
@@ -127,11 +127,15 @@ func (l *Lease) ID() ID { return l.msg.ID }
 // Attempt returns how many leases the message has had, this one included.
 func (l *Lease) Attempt() int { return l.attempt }
 
-// Bind returns a context that ends with ctx and when the lease is lost; its cause is then ErrLeaseLost. Work under the
-// lease runs with it.
+// Bind returns a context that ends with ctx and when the lease is lost, but not when its holder ends it. The cause of a
+// loss is ErrLeaseLost. Work under the lease runs with it.
 func (l *Lease) Bind(ctx context.Context) (context.Context, context.CancelFunc) {
 	bound, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(l.ctx, func() { cancel(context.Cause(l.ctx)) })
+	stop := context.AfterFunc(l.ctx, func() {
+		if cause := context.Cause(l.ctx); errors.Is(cause, ErrLeaseLost) {
+			cancel(cause)
+		}
+	})
 	return bound, func() {
 		stop()
 		cancel(context.Canceled)
@@ -148,11 +152,11 @@ func (l *Lease) renew(asked time.Time) {
 		held, err := l.sendRenew()
 		switch {
 		case err == nil && !held:
-			l.lose(ErrLeaseLost)
+			l.stop(ErrLeaseLost)
 		case err == nil:
 			asked, pause = sent, period
 		case time.Since(asked) >= l.box.LeaseFor:
-			l.lose(fmt.Errorf("%w: it could not be renewed in time: %w", ErrLeaseLost, err))
+			l.stop(fmt.Errorf("%w: it could not be renewed in time: %w", ErrLeaseLost, err))
 		default:
 			pause = period / 4
 		}
@@ -191,17 +195,23 @@ func (l *Lease) position() db.InboxHeldParams {
 	return db.InboxHeldParams{Consumer: l.msg.ID.Consumer, MessageID: l.msg.ID.Message, Epoch: l.epoch, Token: l.token, ReceivedAt: l.born}
 }
 
-// end stops the renewal.
-func (l *Lease) end() {
-	l.ended.Store(true)
-	l.lose(errLeaseEnded)
+// end stops the renewal: of a lease that its holder has ended, or, with ErrLeaseLost, of one that is lost.
+func (l *Lease) end(cause error) {
+	l.stop(cause)
 	<-l.halted
 }
 
-var errLeaseEnded = fmt.Errorf("%w: it was ended by its holder", ErrLeaseLost)
+var errLeaseEnded = errors.New("the lease was ended by its holder")
+
+// done notes that the message is completed.
+func (l *Lease) done() {
+	l.completed.Store(true)
+	l.end(errLeaseEnded)
+}
 
 // lost is the error of a holder whose lease was taken over.
 func (l *Lease) lost() error {
+	l.end(ErrLeaseLost)
 	return &Error{ID: l.msg.ID, Outcome: InProgress, Attempt: l.attempt, Err: ErrLeaseLost}
 }
 

@@ -360,3 +360,32 @@ func TestF01_FailureInHandleKeepsThePayload(t *testing.T) {
 		t.Errorf("the payload is %q, %v", e.Payload, err)
 	}
 }
+
+// A handler that hides the loss of its lease is not taken for a success.
+func TestProcessLeasedWhoseLossIsHidden(t *testing.T) {
+	w := newWorld(t)
+	box := w.box(inbox.Config{})
+	res, err := inbox.ProcessLeased(t.Context(), box, inbox.Message{ID: anID}, func(ctx context.Context, lease *inbox.Lease) (int, error) {
+		w.exec(`update commitbox.inbox set epoch = epoch + 1, lease_token = gen_random_uuid()`)
+		_, _ = inbox.Complete(ctx, lease, 1)
+		return 1, nil
+	})
+	if !errors.Is(err, inbox.ErrLeaseLost) || res.Outcome != inbox.InProgress {
+		t.Errorf("%+v, %v", res, err)
+	}
+	w.wantRow(anID, "pending", 1)
+}
+
+func TestProcessLeasedEndsInABusinessTransaction(t *testing.T) {
+	w := newWorld(t)
+	box := w.box(inbox.Config{})
+	res, err := inbox.ProcessLeased(t.Context(), box, inbox.Message{ID: anID}, func(ctx context.Context, lease *inbox.Lease) (int, error) {
+		value, err := inbox.CompleteIn(ctx, lease, func(ctx context.Context, tx pgx.Tx) (int, error) { return 8, write(ctx, tx, anID, "") })
+		return value, errors.Join(err, ctx.Err())
+	})
+	if err != nil || res.Value != 8 || res.Outcome != inbox.Executed {
+		t.Errorf("%+v, %v", res, err)
+	}
+	w.wantEffects(anID, 1)
+	w.wantRow(anID, "completed", 1)
+}

@@ -9,7 +9,7 @@ import (
 // ProcessLeased runs fn once for the message under a lease, for work that leaves the database: it acquires, runs, and
 // completes with fn's result, or fails, or, if the store or the caller is what failed, releases. fn uses [Step] for
 // parts that must not be repeated, and may end the lease itself with [CompleteIn] or [Complete], whose result is then
-// what a replay returns. fn's ctx ends when the lease is lost.
+// what a replay returns, and whose success an error of fn does not change. fn's ctx ends when the lease is lost.
 //
 // The errors are those of [Process]; every started lease counts as an attempt, except a released one. Not promised:
 // that fn runs once. It runs again after a crash, which is what steps are for.
@@ -41,28 +41,28 @@ func underLease[R any](ctx context.Context, lease *Lease, fn func(context.Contex
 		return nil, err
 	})
 	returned = true
-	if err == nil && !lease.ended.Load() {
+	if err == nil && !lease.completed.Load() {
 		value, err = Complete(ctx, lease, value)
 	}
 	if err != nil {
-		return value, lease.stop(ctx, err)
+		return value, lease.giveUp(ctx, err)
 	}
 	return value, verdict{outcome: Executed, attempt: lease.attempt}
 }
 
-// stop ends the lease of work that did not succeed.
-func (l *Lease) stop(ctx context.Context, cause error) verdict {
+// giveUp ends the lease of work that did not succeed.
+func (l *Lease) giveUp(ctx context.Context, cause error) verdict {
 	v := verdict{outcome: Unavailable, attempt: l.attempt, err: cause}
 	var e *Error
 	switch {
+	case l.completed.Load(): // and then fn failed
+		v.outcome = Executed
 	case errors.Is(cause, ErrLeaseLost):
-		l.end()
+		l.end(ErrLeaseLost)
 		v.outcome = InProgress
 	case errors.As(cause, &e) && e.ID == l.msg.ID && e.Outcome == Unknown:
-		l.end() // it may be completed; if not, it runs out
+		l.end(errLeaseEnded) // it may be completed; if not, it runs out
 		v.outcome = Unknown
-	case l.ended.Load(): // completed, and then fn failed
-		v.outcome = Executed
 	case transient(cause), errors.Is(cause, ErrUnavailable), errors.Is(ctx.Err(), context.Canceled):
 		if err := l.Release(ctx); err != nil {
 			v.err = errors.Join(cause, err)
@@ -81,7 +81,7 @@ func (l *Lease) failed(ctx context.Context, cause error) verdict {
 		return unavailable(err)
 	}
 	if e.Outcome == Unavailable {
-		l.end() // it runs out
+		l.end(errLeaseEnded) // it runs out
 	}
 	return verdict{outcome: e.Outcome, attempt: e.Attempt, after: e.RetryAfter, payloadKept: e.PayloadKept, err: e.Err, seen: e.seen}
 }

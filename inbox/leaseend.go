@@ -24,6 +24,9 @@ func Complete[R any](ctx context.Context, lease *Lease, result R) (R, error) {
 		n, err := lease.sendComplete(ctx, lease.box.pool, stored)
 		return rowOrNone(n, err)
 	}, statusCompleted)
+	if err == nil {
+		lease.done()
+	}
 	return result, err
 }
 
@@ -53,7 +56,7 @@ func (l *Lease) settle(ctx context.Context, send func() error, own ...string) (*
 	for wait := newPoll(cleanupTimeout); ; {
 		err := l.box.persist(ctx, send)
 		if err == nil {
-			l.end()
+			l.end(errLeaseEnded)
 			return nil, nil
 		}
 		if !errors.Is(err, pgx.ErrNoRows) {
@@ -64,10 +67,9 @@ func (l *Lease) settle(ctx context.Context, send func() error, own ...string) (*
 		case err != nil && !errors.Is(err, pgx.ErrNoRows):
 			return nil, l.unavailable(err)
 		case err == nil && slices.Contains(own, row.Status):
-			l.end()
+			l.end(errLeaseEnded)
 			return &row, nil
 		case err != nil, row.Status != statusPending, !row.Same:
-			l.end()
 			return nil, l.lost()
 		}
 		if !wait.next(ctx) { // the row is locked by a transaction that is open
@@ -108,7 +110,7 @@ func (l *Lease) Fail(ctx context.Context, cause error) error {
 // Release gives the lease back without a result: the message is due at once and the attempt is not counted. It is for a
 // process that stops. A lease that is lost or ended is released already.
 func (l *Lease) Release(ctx context.Context) error {
-	if l.ended.Load() {
+	if l.ctx.Err() != nil {
 		return nil
 	}
 	ctx, cancel := detached(ctx)
@@ -116,7 +118,7 @@ func (l *Lease) Release(ctx context.Context) error {
 	n, err := l.queries(l.box.pool).InboxRelease(ctx, db.InboxReleaseParams{
 		Consumer: l.msg.ID.Consumer, MessageID: l.msg.ID.Message, Epoch: l.epoch, Token: l.token,
 	})
-	l.end()
+	l.end(errLeaseEnded)
 	if err != nil {
 		return l.unavailable(err)
 	}
