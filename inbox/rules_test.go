@@ -407,3 +407,36 @@ func TestF31_HandlersWithTheirOwnHandle(t *testing.T) {
 	w.commit(tx)
 	w.wantEffects(anID, 0)
 }
+
+type shaped struct {
+	Kept    int
+	Dropped int `json:"-"`
+}
+
+func TestF30_FirstAnswerHasTheShapeOfTheReplay(t *testing.T) {
+	w := newWorld(t)
+	box := w.box(inbox.Config{})
+	value := shaped{Kept: 1, Dropped: 2}
+	lease := acquire(t, box, inbox.ID{Consumer: "lease", Message: "m"})
+	step, stepErr := inbox.Step(t.Context(), lease, "s", func(context.Context) (shaped, error) { return value, nil })
+	completed, completeErr := inbox.Complete(t.Context(), lease, value)
+	tx := w.begin()
+	handled, handleErr := inbox.Handle(t.Context(), tx, inbox.ID{Consumer: "handle", Message: "m"}, func(context.Context) (shaped, error) { return value, nil })
+	w.commit(tx)
+	batch := inbox.ProcessBatch(t.Context(), box, messages(2), func(context.Context, pgx.Tx, []inbox.Message) ([]shaped, error) { return []shaped{value, value}, nil })
+	run := func() (inbox.Result[shaped], error) {
+		return inbox.Process(t.Context(), box, inbox.Message{ID: anID}, func(context.Context, pgx.Tx) (shaped, error) { return value, nil })
+	}
+	first, firstErr := run()
+	replay, replayErr := run()
+	if err := errors.Join(stepErr, completeErr, handleErr, batch[0].Err, firstErr, replayErr); err != nil {
+		t.Fatal(err)
+	}
+	for name, got := range map[string]shaped{
+		"step": step, "complete": completed, "handle": handled.Value, "batch": batch[1].Value, "first": first.Value, "replay": replay.Value,
+	} {
+		if got != (shaped{Kept: 1}) {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+}
