@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -183,6 +184,18 @@ func TestProcessHandlerLeavesAFailedStatement(t *testing.T) {
 	_, err := inbox.Process(t.Context(), box, inbox.Message{ID: anID}, func(ctx context.Context, tx pgx.Tx) (inbox.Void, error) {
 		_, _ = tx.Exec(ctx, `select 1/0`)
 		return inbox.Void{}, nil
+	})
+	if !errors.Is(err, inbox.ErrFailed) || !strings.Contains(err.Error(), "statement of its transaction had failed") {
+		t.Errorf("got %v", err)
+	}
+	w.wantRow(anID, "failed", 1)
+}
+
+func TestProcessHandlerLeavesRowsOpen(t *testing.T) {
+	w := newWorld(t)
+	_, err := inbox.Process(t.Context(), w.box(inbox.Config{}), inbox.Message{ID: anID}, func(ctx context.Context, tx pgx.Tx) (inbox.Void, error) {
+		_, err := tx.Query(ctx, `select generate_series(1, 100000)`)
+		return inbox.Void{}, err
 	})
 	if !errors.Is(err, inbox.ErrFailed) {
 		t.Errorf("got %v", err)

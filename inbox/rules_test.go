@@ -440,3 +440,38 @@ func TestF30_FirstAnswerHasTheShapeOfTheReplay(t *testing.T) {
 		}
 	}
 }
+
+// A row that an open transaction has locked is skipped by every statement of a lease, not waited for.
+func TestF12_NothingWaitsForALockedRow(t *testing.T) {
+	w := newWorld(t)
+	acquire(t, w.box(inbox.Config{}), anID)
+	epoch, token := w.leaseRow(anID)
+	w.expire(anID)
+	tx := w.begin()
+	if _, err := tx.Exec(t.Context(), `select from commitbox.inbox for no key update`); err != nil {
+		t.Fatal(err)
+	}
+	bound, err := w.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = bound.Rollback(context.Background()) }()
+	if _, err := bound.Exec(t.Context(), `set local lock_timeout = '30s'`); err != nil {
+		t.Fatal(err)
+	}
+	q, c, m := db.New(bound), anID.Consumer, anID.Message
+	renewed, err1 := q.InboxRenew(t.Context(), db.InboxRenewParams{Consumer: c, MessageID: m, Epoch: epoch, Token: token, LeaseSeconds: 1})
+	completed, err2 := q.InboxComplete(t.Context(), db.InboxCompleteParams{Consumer: c, MessageID: m, Epoch: epoch, Token: token})
+	released, err3 := q.InboxRelease(t.Context(), db.InboxReleaseParams{Consumer: c, MessageID: m, Epoch: epoch, Token: token})
+	_, err4 := q.InboxLeaseFail(t.Context(), db.InboxLeaseFailParams{Consumer: c, MessageID: m, Epoch: epoch, Token: token, MaxAttempts: 5})
+	_, err5 := q.InboxTakeover(t.Context(), db.InboxTakeoverParams{Consumer: c, MessageID: m, Epoch: epoch, MaxAttempts: 5})
+	_, err6 := q.InboxAcquire(t.Context(), db.InboxAcquireParams{Consumer: c, MessageID: m, Token: token, LeaseSeconds: 1, MaxAttempts: 5})
+	if err := errors.Join(err1, err2, err3); err != nil || renewed+completed+released != 0 {
+		t.Errorf("renewed %d, completed %d, released %d, %v", renewed, completed, released, err)
+	}
+	for name, err := range map[string]error{"fail": err4, "takeover": err5, "acquire": err6} {
+		if !errors.Is(err, pgx.ErrNoRows) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
