@@ -315,7 +315,10 @@ func (l *lane) moveFollowers(ctx context.Context, rows []row) ([]row, error) {
 			free = append(free, r)
 		}
 	}
-	return free, l.apply(ctx, c)
+	if err := l.apply(ctx, c); err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(free, func(r row) bool { return l.find(r.shard) == nil }), nil // less what was lost by it
 }
 
 // publishAndSettle publishes rows, deletes what was confirmed and records what failed. It returns the rows that stay.
