@@ -58,3 +58,59 @@ func ExampleDisposition() {
 	// dead_letter 0s
 	// ack 0s
 }
+
+// Work that leaves the database runs under a lease. Each step is stored, so that a crash after the charge goes on behind
+// it; the message's id goes to the payment service, which recognises a repeat.
+func ExampleProcessLeased() {
+	pay := func(ctx context.Context, box *inbox.Box, orderID string, charge func(ctx context.Context, key string) (string, error)) inbox.Action {
+		msg := inbox.Message{ID: inbox.ID{Consumer: "payments.charge", Message: orderID}, Payload: []byte(orderID)}
+		_, err := inbox.ProcessLeased(ctx, box, msg, func(ctx context.Context, lease *inbox.Lease) (string, error) {
+			receipt, err := inbox.Step(ctx, lease, "charge", func(ctx context.Context) (string, error) {
+				return charge(ctx, lease.ID().Message)
+			})
+			if err != nil {
+				return "", err
+			}
+			return inbox.CompleteIn(ctx, lease, func(ctx context.Context, tx pgx.Tx) (string, error) {
+				_, err := tx.Exec(ctx, `update orders set receipt = $2 where id = $1`, orderID, receipt)
+				return receipt, err
+			})
+		})
+		return inbox.Disposition(err)
+	}
+	_ = pay
+}
+
+// A batch handler queues its statements into one pgx.Batch, so that fifty messages take three round trips.
+func ExampleProcessBatch() {
+	consume := func(ctx context.Context, box *inbox.Box, msgs []inbox.Message) {
+		answers := inbox.ProcessBatch(ctx, box, msgs, func(ctx context.Context, tx pgx.Tx, msgs []inbox.Message) ([]inbox.Void, error) {
+			var batch pgx.Batch
+			for _, m := range msgs {
+				batch.Queue(`insert into order_view (id, body) values ($1, $2)`, m.ID.Message, m.Payload)
+			}
+			return nil, tx.SendBatch(ctx, &batch).Close()
+		})
+		for i, answer := range answers {
+			fmt.Println(msgs[i].ID, inbox.Disposition(answer.Err).Verdict)
+		}
+	}
+	_ = consume
+}
+
+// Where the caller rolls back, the failure is recorded afterwards; its answer is what the delivery is settled by.
+func ExampleRecordFailure() {
+	consume := func(ctx context.Context, pool *pgxpool.Pool, box *inbox.Box, msg inbox.Message, work func(ctx context.Context, tx pgx.Tx) error) inbox.Action {
+		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			_, err := inbox.Handle(ctx, tx, msg.ID, func(ctx context.Context) (inbox.Void, error) {
+				return inbox.Void{}, work(ctx, tx)
+			}, inbox.Using(box))
+			return err // BeginFunc rolls back on it
+		})
+		if err != nil {
+			err = inbox.RecordFailure(ctx, box, msg, err)
+		}
+		return inbox.Disposition(err)
+	}
+	_ = consume
+}
