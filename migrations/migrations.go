@@ -23,7 +23,7 @@
 //	grant select, insert, update, delete on commitbox.outbox_relay to relay;
 //	grant select, insert, update, delete on commitbox.outbox_blocked to relay;
 //	grant select, insert, update, delete on commitbox.outbox_deferred to relay;
-//	grant insert on commitbox.outbox_dead to relay;
+//	grant select, insert, delete on commitbox.outbox_dead to relay;
 //
 // To handle messages in transaction mode:
 //

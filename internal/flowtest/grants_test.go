@@ -192,7 +192,7 @@ func publish(ctx context.Context, a *actor) error {
 
 func (a *actor) publishAll(ctx context.Context) (err error) {
 	var list []outbox.Message
-	for _, topic := range []string{"fine", "twice", "never", "later never"} {
+	for _, topic := range []string{"fine", "twice", "never", "later never", "moved"} {
 		list = append(list, outbox.Message{Topic: topic}, outbox.Message{Topic: topic, Key: topic}, outbox.Message{Topic: topic, Key: topic})
 	}
 	err = pgx.BeginFunc(ctx, a.db.Pool, func(tx pgx.Tx) error {
@@ -202,7 +202,7 @@ func (a *actor) publishAll(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	relay, err := outbox.NewRelay(a.pool, outbox.PublishFunc(scripted), outbox.RelayConfig{BackoffBase: time.Millisecond, BackoffMax: time.Millisecond})
+	relay, err := outbox.NewRelay(a.pool, outbox.PublishFunc(a.scripted), outbox.RelayConfig{BackoffBase: time.Millisecond, BackoffMax: time.Millisecond})
 	if err != nil {
 		return err
 	}
@@ -218,6 +218,17 @@ func (a *actor) publishAll(ctx context.Context) (err error) {
 		}
 	}
 	return nil
+}
+
+// scripted confirms messages of topic "moved" after a later owner would have declared them dead.
+func (a *actor) scripted(ctx context.Context, r outbox.Record) error {
+	if r.Topic != "moved" {
+		return scripted(ctx, r)
+	}
+	_, err := a.db.Pool.Exec(ctx, `with gone as (delete from commitbox.outbox_message where message_id = $1 returning *)
+		insert into commitbox.outbox_dead (id, created_at, message_id, shard, attempts, channel, key, topic, headers, payload)
+		select id, created_at, message_id, shard, 1, channel, key, topic, headers, payload from gone`, r.ID.String())
+	return err
 }
 
 // scripted answers by topic and attempt.
