@@ -24,11 +24,17 @@ const (
 	childQueue    = "COMMITBOX_TEST_CHILD_QUEUE"
 	childBroker   = "COMMITBOX_TEST_CHILD_BROKER"
 	childDatabase = "COMMITBOX_TEST_CHILD_DATABASE"
+	childPause    = "COMMITBOX_TEST_CHILD_PAUSE" // how long a handler takes
 	childWorkers  = 5
 )
 
-// runChild consumes until SIGTERM. It writes a line when a handler begins.
+// runChild consumes until SIGTERM. It writes a line when a handler begins, and dies when its parent does: then its
+// standard input ends.
 func runChild() int {
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(2)
+	}()
 	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer cancel()
 	if err := consumeInChild(ctx); err != nil {
@@ -39,7 +45,16 @@ func runChild() int {
 }
 
 func consumeInChild(ctx context.Context) error {
-	pool, err := pgxpool.New(ctx, os.Getenv(childDatabase))
+	pause, err := time.ParseDuration(os.Getenv(childPause))
+	if err != nil {
+		return err
+	}
+	config, err := pgxpool.ParseConfig(os.Getenv(childDatabase))
+	if err != nil {
+		return err
+	}
+	config.MaxConns = 2 * childWorkers // every handler holds one
+	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return err
 	}
@@ -53,7 +68,7 @@ func consumeInChild(ctx context.Context) error {
 	}, func(ctx context.Context, tx pgx.Tx, d Delivery) error {
 		_, err := tx.Exec(ctx, `INSERT INTO effect (message) VALUES ($1)`, d.ID.Message)
 		fmt.Println("entered")
-		time.Sleep(300 * time.Millisecond)
+		time.Sleep(pause)
 		return err
 	})
 	if err != nil {
@@ -69,13 +84,17 @@ type child struct {
 	lines *bufio.Reader
 }
 
-func startChild(t testing.TB, url, queue string, pool *pgxpool.Pool) *child {
+func startChild(t testing.TB, url, queue string, pool *pgxpool.Pool, pause time.Duration) *child {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), childQueue+"="+queue, childBroker+"="+url, childDatabase+"="+pool.Config().ConnString())
+	cmd.Env = append(os.Environ(), childQueue+"="+queue, childBroker+"="+url,
+		childDatabase+"="+pool.Config().ConnString(), childPause+"="+pause.String())
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cmd.StdinPipe(); err != nil { // open until the child is waited for
 		t.Fatal(err)
 	}
 	if err := cmd.Start(); err != nil {
@@ -88,6 +107,8 @@ func startChild(t testing.TB, url, queue string, pool *pgxpool.Pool) *child {
 // waitBusy returns when all workers are in their handlers.
 func (c *child) waitBusy() {
 	c.t.Helper()
+	tooLate := time.AfterFunc(patience, func() { _ = c.cmd.Process.Kill() }) // ends the reading
+	defer tooLate.Stop()
 	for range childWorkers {
 		if line, err := c.lines.ReadString('\n'); err != nil || line != "entered\n" {
 			c.t.Fatalf("the child wrote %q, %v", line, err)
@@ -122,13 +143,13 @@ func TestA9_ConsumerKilled(t *testing.T) {
 	queue := b.queue(nil)
 	batch := records(queue, 20)
 	mustPublish(t, openPublisher(t, PublisherConfig{URL: url}), batch...)
-	first := startChild(t, url, queue, s.pool)
+	first := startChild(t, url, queue, s.pool, time.Hour)
 	first.waitBusy()
 	if err := first.end(syscall.SIGKILL); err == nil {
 		t.Error("the child ended in order")
 	}
 	stop := s.consume(ConsumerConfig{URL: url, Queue: queue}, s.record)
-	eventually(t, "all effects", func() bool { return s.effects() == len(batch) })
+	eventually(t, "all effects", func() bool { return s.settlements()[settledAck] == len(batch) })
 	mustStop(t, stop)
 	s.wantEffects(batch)
 	if n := b.depth(queue); n != 0 {
@@ -143,7 +164,7 @@ func TestB78_TerminatedConsumerFinishesItsWork(t *testing.T) {
 	queue := b.queue(nil)
 	batch := records(queue, 20)
 	mustPublish(t, openPublisher(t, PublisherConfig{URL: url}), batch...)
-	first := startChild(t, url, queue, s.pool)
+	first := startChild(t, url, queue, s.pool, 300*time.Millisecond)
 	first.waitBusy()
 	if err := first.end(syscall.SIGTERM); err != nil {
 		t.Errorf("after SIGTERM: %v", err)

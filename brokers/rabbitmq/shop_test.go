@@ -163,3 +163,16 @@ func mustStop(t testing.TB, stop func() error) {
 		t.Errorf("Run: %v", err)
 	}
 }
+
+// finish stops a consumer and lets others take what it gave back, until the queue is empty.
+func (s *shop) finish(b *broker, url, queue string, stop func() error) {
+	s.t.Helper()
+	mustStop(s.t, stop)
+	for deadline := time.Now().Add(patience); b.depth(queue) > 0; mustStop(s.t, stop) {
+		if time.Now().After(deadline) {
+			s.t.Fatalf("%d messages are never settled", b.depth(queue))
+		}
+		stop = s.consume(ConsumerConfig{URL: url, Queue: queue}, s.record)
+		eventually(s.t, "an empty queue", func() bool { return b.depth(queue) == 0 })
+	}
+}
