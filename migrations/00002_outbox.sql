@@ -12,16 +12,21 @@ create table commitbox.outbox_channel (
     keep_days   integer          not null default 0 check (keep_days between 0 and 3650)
 );
 
--- What waits to be published: insert and delete only, never updated. The shard is computed here and nowhere else, so
--- that no client can compute it differently; hashtextextended on collation "C" hashes bytes, and its value needs to
--- be stable only among the rows of one key that wait at the same time (dump and restore recompute all of them alike).
+-- The shard of a key, or of the id of a message without one. It is computed here and nowhere else, so that no client can
+-- compute it differently; hashtextextended on collation "C" hashes bytes, and its value needs to be stable only among
+-- the rows of one key that wait at the same time (dump and restore recompute all of them alike). One expression: inlined.
+create function commitbox.outbox_shard_of(key text) returns smallint
+    language sql immutable parallel safe
+    return (hashtextextended(key collate "C", 0) & 63)::smallint;
+
+-- What waits to be published: insert and delete only, never updated.
 -- vacuum_truncate is off: truncation wants ACCESS EXCLUSIVE and leaves a table of 0 pages that spoils cached plans.
 create table commitbox.outbox_message (
     id           bigint           not null default nextval('commitbox.outbox_seq'),
     created_at   timestamptz      not null default clock_timestamp(),
     message_id   uuid             not null,
     shard        smallint         not null generated always as
-                     ((hashtextextended(coalesce(key, message_id::text) collate "C", 0) & 63)::smallint) stored,
+                     (commitbox.outbox_shard_of(coalesce(key, message_id::text))) stored,
     channel      text collate "C" not null,
     key          text collate "C",
     topic        text collate "C" not null,
@@ -102,7 +107,8 @@ create index outbox_deferred_key on commitbox.outbox_deferred (channel, shard, k
 create index outbox_deferred_due_at on commitbox.outbox_deferred (channel, shard, due_at) where key is null;
 create index outbox_deferred_message_id on commitbox.outbox_deferred (message_id);
 
--- Messages that are given up until a person decides: listed, requeued or discarded, never removed by themselves.
+-- Messages that are given up until a person decides: listed, requeued or discarded. A discarded one stays here, with who
+-- and when; it is the only one that cleanup may remove.
 create table commitbox.outbox_dead (
     id           bigint           not null,
     created_at   timestamptz      not null,
@@ -117,7 +123,10 @@ create table commitbox.outbox_dead (
     payload      bytea            not null,
     dead_at      timestamptz      not null default clock_timestamp(),
     last_error   text check (octet_length(last_error) <= 2048),
-    primary key (channel, shard, id)
+    discarded_at timestamptz,
+    discarded_by text,
+    primary key (channel, shard, id),
+    constraint outbox_dead_discarded check ((discarded_at is null) = (discarded_by is null))
 );
 create index outbox_dead_message_id on commitbox.outbox_dead (message_id);
 create index outbox_dead_topic on commitbox.outbox_dead (channel, topic, dead_at);
@@ -129,6 +138,7 @@ drop table commitbox.outbox_blocked;
 drop table commitbox.outbox_shard;
 drop table commitbox.outbox_relay;
 drop table commitbox.outbox_message;
+drop function commitbox.outbox_shard_of(text);
 drop table commitbox.outbox_channel;
 drop sequence commitbox.outbox_epoch;
 drop sequence commitbox.outbox_seq;

@@ -39,53 +39,6 @@ create function commitbox.enqueue(
 ) returns uuid language sql
     return commitbox.outbox_enqueue(topic, payload, key, headers, channel, content_type, message_id);
 
--- Makes a dead message run again and returns true; false if there is no dead message of that id. Where its key is
--- held by it, it keeps its place: back to deferred under its old id, key due now, new epoch so that the owner looks
--- again. Otherwise it goes to the end under a new id, because a confirmed delete of the old id may still be on its
--- way. The shard row is locked first and the key looked at in the next statement, as in every change of state; the
--- outer search only finds the shard, the decisive delete is repeated under the lock.
--- +goose StatementBegin
-create function commitbox.outbox_requeue(channel text, message_id uuid, reason text default null) returns boolean
-language plpgsql as $$
-declare
-    at   commitbox.outbox_dead;
-    held boolean;
-begin
-    select d.* into at from commitbox.outbox_dead d
-     where d.message_id = outbox_requeue.message_id and d.channel = outbox_requeue.channel
-     order by d.id limit 1;
-    if not found then
-        return false;
-    end if;
-    perform 1 from commitbox.outbox_shard s where s.channel = at.channel and s.shard = at.shard for no key update;
-    delete from commitbox.outbox_dead d where d.channel = at.channel and d.shard = at.shard and d.id = at.id;
-    if not found then
-        return false;
-    end if;
-    select true into held from commitbox.outbox_blocked b
-     where b.channel = at.channel and b.shard = at.shard and b.key = at.key and b.reason = 'dead'
-       and not exists (select 1 from commitbox.outbox_dead d
-                        where d.channel = at.channel and d.shard = at.shard and d.key = at.key and d.id < at.id)
-       and not exists (select 1 from commitbox.outbox_deferred d
-                        where d.channel = at.channel and d.shard = at.shard and d.key = at.key and d.id < at.id);
-    if held then
-        insert into commitbox.outbox_deferred (id, created_at, message_id, shard, channel, key, topic, content_type, headers, payload, last_error)
-        values (at.id, at.created_at, at.message_id, at.shard, at.channel, at.key, at.topic, at.content_type, at.headers, at.payload, at.last_error);
-        update commitbox.outbox_blocked b set reason = 'retry', due_at = clock_timestamp()
-         where b.channel = at.channel and b.shard = at.shard and b.key = at.key;
-        update commitbox.outbox_shard s set epoch = nextval('commitbox.outbox_epoch')
-         where s.channel = at.channel and s.shard = at.shard;
-    else
-        insert into commitbox.outbox_message (created_at, message_id, channel, key, topic, content_type, headers, payload)
-        values (at.created_at, at.message_id, at.channel, at.key, at.topic, at.content_type, at.headers, at.payload);
-    end if;
-    insert into commitbox.audit (action, target, reason)
-    values ('outbox_requeue', at.channel || '/' || at.message_id, outbox_requeue.reason);
-    return true;
-end
-$$;
--- +goose StatementEnd
-
 -- Makes a failed or dead message runnable: attempts 0, due now, new epoch (a failure record that is on its way is
 -- refused by it). Returns what has to happen next: 'runnable', or 'needs redelivery' when the row holds no payload and
 -- the message must come from the broker again; null if there is no failed or dead row of that id. Waits on the row
@@ -174,7 +127,6 @@ $$;
 drop function commitbox.inbox_mark_completed(text, text, bytea, text);
 drop function commitbox.inbox_discard(text, text, text);
 drop function commitbox.inbox_requeue(text, text, text);
-drop function commitbox.outbox_requeue(text, uuid, text);
 drop function commitbox.enqueue(text, bytea, text, jsonb, text, text, uuid);
 drop function commitbox.outbox_enqueue(text, bytea, text, jsonb, text, text, uuid);
 drop table commitbox.audit;

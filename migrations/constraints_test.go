@@ -148,6 +148,8 @@ var refusals = []struct {
 	{"outbox_deferred", deferred, columns{"key": "'not blocked'"}, "outbox_deferred_channel_shard_key_fkey"},
 
 	{"outbox_dead", buried, nil, ""},
+	{"outbox_dead", buried, columns{"discarded_at": "now()", "discarded_by": "'somebody'"}, ""},
+	{"outbox_dead", buried, columns{"discarded_at": "now()"}, "outbox_dead_discarded"},
 	{"outbox_dead", buried, columns{"last_error": "repeat('e', 2049)"}, "outbox_dead_last_error_check"},
 
 	{"audit", audit, nil, ""},

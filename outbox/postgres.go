@@ -41,7 +41,7 @@ func openPostgres(ctx context.Context, pool *pgxpool.Pool, cfg RelayConfig) (sto
 	return &postgres{cfg.Channel, cfg.Lease.Seconds(), name, own}, own.Close, nil
 }
 
-func id(u uuid.UUID) pgtype.UUID { return pgtype.UUID{Bytes: u, Valid: true} }
+func pgID(u uuid.UUID) pgtype.UUID { return pgtype.UUID{Bytes: u, Valid: true} }
 
 var readCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}
 
@@ -55,7 +55,7 @@ func (p *postgres) join(ctx context.Context, owner uuid.UUID) error {
 		return err
 	}
 	return p.membership(ctx, func(q *db.Queries) error {
-		return q.JoinRelay(ctx, db.JoinRelayParams{Owner: id(owner), Channel: p.channel, LeaseSeconds: p.lease})
+		return q.JoinRelay(ctx, db.JoinRelayParams{Owner: pgID(owner), Channel: p.channel, LeaseSeconds: p.lease})
 	})
 }
 
@@ -64,7 +64,7 @@ func (p *postgres) claim(ctx context.Context, owner uuid.UUID) error {
 		if err := q.ReapRelays(ctx, p.channel); err != nil {
 			return err
 		}
-		return q.ClaimShards(ctx, db.ClaimShardsParams{Channel: p.channel, Owner: id(owner)})
+		return q.ClaimShards(ctx, db.ClaimShardsParams{Channel: p.channel, Owner: pgID(owner)})
 	})
 }
 
@@ -80,7 +80,7 @@ func (p *postgres) membership(ctx context.Context, change func(*db.Queries) erro
 }
 
 func (p *postgres) release(ctx context.Context, owner uuid.UUID, given []holding) error {
-	params := db.ReleaseShardsParams{Channel: p.channel, Owner: id(owner)}
+	params := db.ReleaseShardsParams{Channel: p.channel, Owner: pgID(owner)}
 	for _, h := range given {
 		params.Shards, params.Epochs = append(params.Shards, h.shard), append(params.Epochs, h.epoch)
 	}
@@ -88,12 +88,12 @@ func (p *postgres) release(ctx context.Context, owner uuid.UUID, given []holding
 }
 
 func (p *postgres) renew(ctx context.Context, owner uuid.UUID) (bool, error) {
-	n, err := db.New(p.schema.On(p.pool)).RenewRelay(ctx, db.RenewRelayParams{LeaseSeconds: p.lease, Owner: id(owner)})
+	n, err := db.New(p.schema.On(p.pool)).RenewRelay(ctx, db.RenewRelayParams{LeaseSeconds: p.lease, Owner: pgID(owner)})
 	return n == 1, err
 }
 
 func (p *postgres) leave(ctx context.Context, owner uuid.UUID) error {
-	return db.New(p.schema.On(p.pool)).LeaveRelay(ctx, db.LeaveRelayParams{Channel: p.channel, Owner: id(owner)})
+	return db.New(p.schema.On(p.pool)).LeaveRelay(ctx, db.LeaveRelayParams{Channel: p.channel, Owner: pgID(owner)})
 }
 
 func (p *postgres) connect(ctx context.Context) (link, error) {
@@ -135,11 +135,11 @@ func (l *postgresLink) writers(ctx context.Context) ([]writer, error) {
 }
 
 func (l *postgresLink) look(ctx context.Context, owner uuid.UUID) (surroundings, error) {
-	around, err := l.q.LookAround(ctx, db.LookAroundParams{Channel: l.channel, Owner: id(owner)})
+	around, err := l.q.LookAround(ctx, db.LookAroundParams{Channel: l.channel, Owner: pgID(owner)})
 	if err != nil {
 		return surroundings{}, err
 	}
-	owned, err := l.q.OwnedShards(ctx, db.OwnedShardsParams{Channel: l.channel, Owner: id(owner)})
+	owned, err := l.q.OwnedShards(ctx, db.OwnedShardsParams{Channel: l.channel, Owner: pgID(owner)})
 	s := surroundings{
 		unclean: make(map[int16]probe), members: int(around.Members), rank: int(around.Rank),
 		expired: around.Expired, free: int(around.Free), hold: around.DeadPolicy == "hold",
@@ -288,7 +288,7 @@ func (l *postgresLink) fence(ctx context.Context, q *db.Queries, owner uuid.UUID
 	for i, s := range touched {
 		tokens[i] = epochs[s]
 	}
-	kept, err := q.Fence(ctx, db.FenceParams{Channel: l.channel, Owner: id(owner), Shards: touched, Epochs: tokens})
+	kept, err := q.Fence(ctx, db.FenceParams{Channel: l.channel, Owner: pgID(owner), Shards: touched, Epochs: tokens})
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,312 @@
+-- +goose Up
+
+-- What an operator does to the outbox. Every statement locks the shard's row first and looks in the next one, as the relay
+-- does, so it is safe while the owner publishes; where the owner has to look again it gets a new epoch, and reads the
+-- shard anew within a second. A message in flight at that moment may still be sent. Everything is written to audit.
+
+-- Makes the channel's rows, so that a key can be parked before any relay has run.
+-- +goose StatementBegin
+create function commitbox.outbox_register(channel text) returns void language sql as $$
+    insert into commitbox.outbox_channel (channel) values ($1) on conflict do nothing;
+    insert into commitbox.outbox_shard (channel, shard) select $1, n::smallint from generate_series(0, 63) n order by n on conflict do nothing;
+$$;
+-- +goose StatementEnd
+
+-- Locks the shard of a key and gives it a new epoch; the owner stays.
+-- +goose StatementBegin
+create function commitbox.outbox_touch(channel text, shard smallint) returns void language sql as $$
+    select 1 from commitbox.outbox_shard s where s.channel = $1 and s.shard = $2 for no key update;
+    update commitbox.outbox_shard s set epoch = nextval('commitbox.outbox_epoch') where s.channel = $1 and s.shard = $2;
+$$;
+-- +goose StatementEnd
+
+-- +goose StatementBegin
+create function commitbox.outbox_audit(action text, channel text, what text, reason text) returns void language sql as $$
+    insert into commitbox.audit (action, target, reason) values ($1, left($2 || '/' || $3, 1000), left($4, 2000));
+$$;
+-- +goose StatementEnd
+
+-- Moves one dead row back, under the lock of its shard. Where it holds its key and nothing of the key lies before it, it
+-- keeps its place: back to deferred under its old id. Otherwise it goes to the end under a new id, because a confirmed
+-- delete of the old id may still be on its way. False: the row was not there any more.
+-- +goose StatementBegin
+create function commitbox.outbox_revive(at commitbox.outbox_dead) returns boolean language plpgsql as $$
+declare
+    held boolean;
+begin
+    delete from commitbox.outbox_dead d where d.channel = at.channel and d.shard = at.shard and d.id = at.id;
+    if not found then
+        return false;
+    end if;
+    select true into held from commitbox.outbox_blocked b
+     where b.channel = at.channel and b.shard = at.shard and b.key = at.key and b.reason = 'dead'
+       and not exists (select 1 from commitbox.outbox_dead d where d.channel = at.channel and d.shard = at.shard
+                          and d.key = at.key and d.id < at.id and d.discarded_at is null)
+       and not exists (select 1 from commitbox.outbox_deferred d where d.channel = at.channel and d.shard = at.shard
+                          and d.key = at.key and d.id < at.id);
+    if held then
+        insert into commitbox.outbox_deferred (id, created_at, message_id, shard, channel, key, topic, content_type, headers, payload, last_error)
+        values (at.id, at.created_at, at.message_id, at.shard, at.channel, at.key, at.topic, at.content_type, at.headers, at.payload, at.last_error);
+        update commitbox.outbox_blocked b set reason = 'retry', due_at = clock_timestamp()
+         where b.channel = at.channel and b.shard = at.shard and b.key = at.key;
+        perform commitbox.outbox_touch(at.channel, at.shard);
+    else
+        insert into commitbox.outbox_message (created_at, message_id, channel, key, topic, content_type, headers, payload)
+        values (at.created_at, at.message_id, at.channel, at.key, at.topic, at.content_type, at.headers, at.payload);
+    end if;
+    return true;
+end
+$$;
+-- +goose StatementEnd
+
+-- Makes a dead message run again and returns true; false if there is no dead message of that id. A discarded one too.
+-- +goose StatementBegin
+create function commitbox.outbox_requeue(channel text, message_id uuid, reason text default null) returns boolean
+language plpgsql as $$
+declare
+    at commitbox.outbox_dead;
+begin
+    select d.* into at from commitbox.outbox_dead d
+     where d.message_id = outbox_requeue.message_id and d.channel = outbox_requeue.channel
+     order by d.id limit 1;
+    if not found then
+        return false;
+    end if;
+    perform 1 from commitbox.outbox_shard s where s.channel = at.channel and s.shard = at.shard for no key update;
+    if not commitbox.outbox_revive(at) then
+        return false;
+    end if;
+    perform commitbox.outbox_audit('outbox_requeue', at.channel, at.message_id::text, outbox_requeue.reason);
+    return true;
+end
+$$;
+-- +goose StatementEnd
+
+-- Makes dead messages run again, oldest first, at most so many: all of the channel, or of a topic, or that died within a
+-- time. Discarded ones stay. Returns how many; with dry_run it only counts, without the limit. The shards are locked in
+-- order; failures in them are recorded only after this has ended, so many are done in several calls.
+-- +goose StatementBegin
+create function commitbox.outbox_requeue_many(
+    channel text, topic text default null, since timestamptz default null, until timestamptz default null,
+    at_most integer default 100, dry_run boolean default false, reason text default null
+) returns bigint language plpgsql as $$
+#variable_conflict use_column
+declare
+    at   commitbox.outbox_dead;
+    done bigint := 0;
+begin
+    if outbox_requeue_many.dry_run then
+        select count(*) into done from commitbox.outbox_dead d
+         where d.channel = outbox_requeue_many.channel and d.discarded_at is null
+           and (outbox_requeue_many.topic is null or d.topic = outbox_requeue_many.topic)
+           and (outbox_requeue_many.since is null or d.dead_at >= outbox_requeue_many.since)
+           and (outbox_requeue_many.until is null or d.dead_at < outbox_requeue_many.until);
+        return done;
+    end if;
+    perform 1 from commitbox.outbox_shard s
+     where s.channel = outbox_requeue_many.channel and exists (select 1 from commitbox.outbox_dead d where d.channel = s.channel and d.shard = s.shard)
+     order by s.shard for no key update;
+    for at in
+        select d.* from commitbox.outbox_dead d
+         where d.channel = outbox_requeue_many.channel and d.discarded_at is null
+           and (outbox_requeue_many.topic is null or d.topic = outbox_requeue_many.topic)
+           and (outbox_requeue_many.since is null or d.dead_at >= outbox_requeue_many.since)
+           and (outbox_requeue_many.until is null or d.dead_at < outbox_requeue_many.until)
+         order by d.id limit outbox_requeue_many.at_most
+    loop
+        if commitbox.outbox_revive(at) then
+            done := done + 1;
+        end if;
+    end loop;
+    if done > 0 then
+        perform commitbox.outbox_audit('outbox_requeue_many', outbox_requeue_many.channel,
+            done || ' messages, topic ' || coalesce(outbox_requeue_many.topic, 'any'), outbox_requeue_many.reason);
+    end if;
+    return done;
+end
+$$;
+-- +goose StatementEnd
+
+-- Gives a dead message up for good and returns true; false if there is none of that id, or it is discarded already. The
+-- row stays, with who and when. A key that it held goes on.
+-- +goose StatementBegin
+create function commitbox.outbox_discard(channel text, message_id uuid, reason text default null) returns boolean
+language plpgsql as $$
+declare
+    at commitbox.outbox_dead;
+begin
+    select d.* into at from commitbox.outbox_dead d
+     where d.message_id = outbox_discard.message_id and d.channel = outbox_discard.channel and d.discarded_at is null
+     order by d.id limit 1;
+    if not found then
+        return false;
+    end if;
+    perform 1 from commitbox.outbox_shard s where s.channel = at.channel and s.shard = at.shard for no key update;
+    update commitbox.outbox_dead d set discarded_at = clock_timestamp(), discarded_by = session_user
+     where d.channel = at.channel and d.shard = at.shard and d.id = at.id and d.discarded_at is null;
+    if not found then
+        return false;
+    end if;
+    if not exists (select 1 from commitbox.outbox_dead d where d.channel = at.channel and d.shard = at.shard
+                      and d.key = at.key and d.discarded_at is null) then
+        update commitbox.outbox_blocked b set reason = 'retry', due_at = clock_timestamp()
+         where b.channel = at.channel and b.shard = at.shard and b.key = at.key and b.reason = 'dead';
+        if found then
+            perform commitbox.outbox_touch(at.channel, at.shard);
+        end if;
+    end if;
+    perform commitbox.outbox_audit('outbox_discard', at.channel, at.message_id::text, outbox_discard.reason);
+    return true;
+end
+$$;
+-- +goose StatementEnd
+
+-- Changes why a key is blocked, or until when: the one way in which the functions below do it. False: it is not blocked for
+-- a reason that is listed.
+-- +goose StatementBegin
+create function commitbox.outbox_reblock(action text, channel text, key text, from_reasons text[], to_reason text, reason text) returns boolean
+language plpgsql as $$
+declare
+    at smallint := commitbox.outbox_shard_of(outbox_reblock.key);
+begin
+    perform commitbox.outbox_touch(outbox_reblock.channel, at);
+    update commitbox.outbox_blocked b
+       set reason = outbox_reblock.to_reason, due_at = case when outbox_reblock.to_reason = 'retry' then clock_timestamp() else 'infinity' end
+     where b.channel = outbox_reblock.channel and b.shard = at and b.key = outbox_reblock.key and b.reason = any (outbox_reblock.from_reasons);
+    if not found then
+        return false;
+    end if;
+    perform commitbox.outbox_audit(outbox_reblock.action, outbox_reblock.channel, outbox_reblock.key, outbox_reblock.reason);
+    return true;
+end
+$$;
+-- +goose StatementEnd
+
+-- Tries a key that waits for a retry at once. False: no such key waits for one.
+create function commitbox.outbox_retry(channel text, key text, reason text default null) returns boolean language sql
+    return commitbox.outbox_reblock('outbox_retry', channel, key, array['retry'], 'retry', reason);
+
+-- Lets a parked key go on. False: it is not parked.
+create function commitbox.outbox_release(channel text, key text, reason text default null) returns boolean language sql
+    return commitbox.outbox_reblock('outbox_release', channel, key, array['parked'], 'retry', reason);
+
+-- Stops a key until it is released: its messages are kept in order and not published. A key that a dead message holds
+-- stays held by it. False: it is parked or held already.
+-- +goose StatementBegin
+create function commitbox.outbox_park(channel text, key text, reason text default null) returns boolean language plpgsql as $$
+declare
+    at smallint := commitbox.outbox_shard_of(outbox_park.key);
+begin
+    perform commitbox.outbox_register(outbox_park.channel);
+    perform commitbox.outbox_touch(outbox_park.channel, at);
+    insert into commitbox.outbox_blocked as b (channel, shard, key, due_at, reason)
+    values (outbox_park.channel, at, outbox_park.key, 'infinity', 'parked')
+    on conflict on constraint outbox_blocked_pkey do update set due_at = 'infinity', reason = 'parked' where b.reason = 'retry';
+    if not found then
+        return false;
+    end if;
+    perform commitbox.outbox_audit('outbox_park', outbox_park.channel, outbox_park.key, outbox_park.reason);
+    return true;
+end
+$$;
+-- +goose StatementEnd
+
+-- Takes the first message out of the way of a blocked key and returns its id; null if the key is not blocked or nothing
+-- lies behind it. A failed head becomes dead, and the key goes on at once unless it is parked. A key that a dead message
+-- holds goes on without it; the message stays dead.
+-- +goose StatementBegin
+create function commitbox.outbox_skip_head(channel text, key text, reason text default null) returns uuid language plpgsql as $$
+declare
+    at   smallint := commitbox.outbox_shard_of(outbox_skip_head.key);
+    why  text;
+    head uuid;
+begin
+    perform commitbox.outbox_touch(outbox_skip_head.channel, at);
+    select b.reason into why from commitbox.outbox_blocked b
+     where b.channel = outbox_skip_head.channel and b.shard = at and b.key = outbox_skip_head.key;
+    if why = 'dead' then
+        select d.message_id into head from commitbox.outbox_dead d
+         where d.channel = outbox_skip_head.channel and d.shard = at and d.key = outbox_skip_head.key and d.discarded_at is null
+         order by d.id limit 1;
+    else
+        with gone as (
+            delete from commitbox.outbox_deferred d
+             where d.channel = outbox_skip_head.channel and d.shard = at and d.id = (
+                 select f.id from commitbox.outbox_deferred f
+                  where f.channel = outbox_skip_head.channel and f.shard = at and f.key = outbox_skip_head.key order by f.id limit 1)
+            returning d.*
+        ), dead as (
+            insert into commitbox.outbox_dead (id, created_at, message_id, shard, attempts, channel, key, topic, content_type, headers, payload, last_error)
+            select g.id, g.created_at, g.message_id, g.shard, g.attempts, g.channel, g.key, g.topic, g.content_type, g.headers, g.payload,
+                   left('skipped by ' || session_user || coalesce('; ' || g.last_error, ''), 2000)
+              from gone g returning message_id
+        )
+        select message_id into head from dead;
+    end if;
+    if head is null then
+        return null;
+    end if;
+    update commitbox.outbox_blocked b set reason = 'retry', due_at = clock_timestamp()
+     where b.channel = outbox_skip_head.channel and b.shard = at and b.key = outbox_skip_head.key and b.reason <> 'parked';
+    perform commitbox.outbox_audit('outbox_skip_head', outbox_skip_head.channel, outbox_skip_head.key || ', message ' || head, outbox_skip_head.reason);
+    return head;
+end
+$$;
+-- +goose StatementEnd
+
+-- The blocked keys, with their first message and how many lie behind it. Counting stops at 10 000 for each key.
+create view commitbox.outbox_blocked_keys as
+select b.channel, b.key, b.reason, b.since, b.due_at, h.message_id as head, h.topic, h.attempts, h.last_error,
+       (select count(*) from (select 1 from commitbox.outbox_deferred f
+          where f.channel = b.channel and f.shard = b.shard and f.key = b.key limit 10000) f) as waiting
+  from commitbox.outbox_blocked b
+  left join lateral (
+      select d.message_id, d.topic, d.attempts, d.last_error, d.id from commitbox.outbox_dead d
+       where b.reason = 'dead' and d.channel = b.channel and d.shard = b.shard and d.key = b.key and d.discarded_at is null
+      union all
+      select d.message_id, d.topic, d.attempts, d.last_error, d.id from commitbox.outbox_deferred d
+       where b.reason <> 'dead' and d.channel = b.channel and d.shard = b.shard and d.key = b.key
+      order by id limit 1
+  ) h on true;
+
+-- The state of a channel in one row. Messages in hot are counted up to 10 000 in each shard; if one has more, pending is
+-- the planner's estimate of the whole table, and pending_exact is false.
+-- +goose StatementBegin
+create function commitbox.outbox_stats(channel text) returns table (
+    pending bigint, pending_exact boolean, oldest_seconds double precision, deferred bigint, blocked_keys bigint, dead bigint, discarded bigint, relays bigint
+) language sql stable as $$
+    with hot as (
+        select (select count(*) from (select 1 from commitbox.outbox_message m where m.channel = $1 and m.shard = n limit 10001) x) as rows,
+               (select m.created_at from commitbox.outbox_message m where m.channel = $1 and m.shard = n order by m.id limit 1) as oldest
+          from generate_series(0, 63) n
+    ), counted as (
+        select sum(rows)::bigint as rows, max(rows) <= 10000 as exact, min(oldest) as oldest from hot
+    )
+    select case when c.exact then c.rows
+                else greatest(c.rows, (select k.reltuples::bigint from pg_catalog.pg_class k where k.oid = 'commitbox.outbox_message'::regclass)) end,
+           c.exact,
+           coalesce(extract(epoch from clock_timestamp() - least(c.oldest, (select min(d.created_at) from commitbox.outbox_deferred d where d.channel = $1))), 0)::float8,
+           (select count(*) from commitbox.outbox_deferred d where d.channel = $1),
+           (select count(*) from commitbox.outbox_blocked b where b.channel = $1),
+           (select count(*) from commitbox.outbox_dead d where d.channel = $1 and d.discarded_at is null),
+           (select count(*) from commitbox.outbox_dead d where d.channel = $1 and d.discarded_at is not null),
+           (select count(*) from commitbox.outbox_relay r where r.channel = $1 and r.lease_until > clock_timestamp())
+      from counted c;
+$$;
+-- +goose StatementEnd
+
+-- +goose Down
+drop function commitbox.outbox_stats(text);
+drop view commitbox.outbox_blocked_keys;
+drop function commitbox.outbox_skip_head(text, text, text);
+drop function commitbox.outbox_park(text, text, text);
+drop function commitbox.outbox_release(text, text, text);
+drop function commitbox.outbox_retry(text, text, text);
+drop function commitbox.outbox_reblock(text, text, text, text[], text, text);
+drop function commitbox.outbox_discard(text, uuid, text);
+drop function commitbox.outbox_requeue_many(text, text, timestamptz, timestamptz, integer, boolean, text);
+drop function commitbox.outbox_requeue(text, uuid, text);
+drop function commitbox.outbox_revive(commitbox.outbox_dead);
+drop function commitbox.outbox_audit(text, text, text, text);
+drop function commitbox.outbox_touch(text, smallint);
+drop function commitbox.outbox_register(text);

@@ -1,0 +1,57 @@
+-- What operators ask and change. The changes are SQL functions of the schema, so that psql and other languages do exactly the
+-- same; their locks and races are argued there (migrations/00004_outbox_operate.sql).
+
+-- name: OutboxStats :one
+-- The state of a channel. Plain reads: up to 10 000 entries of the primary key for each shard, and the small tables.
+select s.pending::bigint as pending, s.pending_exact::boolean as pending_exact, s.oldest_seconds::float8 as oldest_seconds,
+       s.deferred::bigint as deferred, s.blocked_keys::bigint as blocked_keys, s.dead::bigint as dead,
+       s.discarded::bigint as discarded, s.relays::bigint as relays
+from commitbox.outbox_stats(@channel::text) s;
+
+-- name: OutboxBlocked :many
+-- A page of blocked keys by name. Plain read; the counts behind them stop at 10 000.
+select k.key::text as key, k.reason::text as reason, k.since::timestamptz as since,
+       greatest(extract(epoch from least(k.due_at, clock_timestamp() + interval '100 years') - clock_timestamp()), 0)::float8 as due_in,
+       k.head, coalesce(k.topic, '')::text as topic, coalesce(k.attempts, 0)::integer as attempts,
+       coalesce(k.last_error, '')::text as last_error, k.waiting::bigint as waiting
+from commitbox.outbox_blocked_keys k
+where k.channel = @channel::text and k.key > @after_key::text
+order by k.key limit @page::integer;
+
+-- name: OutboxDead :many
+-- A page of dead messages by position, without their payloads. Plain read by primary key or by (channel, topic, dead_at).
+select d.id, d.message_id, d.topic, coalesce(d.key, '')::text as key, d.attempts, d.created_at, d.dead_at,
+       coalesce(d.last_error, '')::text as last_error, octet_length(d.payload)::integer as payload_len,
+       d.discarded_at, coalesce(d.discarded_by, '')::text as discarded_by
+from commitbox.outbox_dead d
+where d.channel = @channel::text and (@topic::text = '' or d.topic = @topic::text) and d.id > @after_id::bigint
+order by d.id limit @page::integer;
+
+-- name: OutboxRequeue :one
+-- See the function.
+select commitbox.outbox_requeue(@channel::text, @message_id::uuid, sqlc.narg('reason')::text)::boolean as done;
+
+-- name: OutboxRequeueMany :one
+-- See the function.
+select commitbox.outbox_requeue_many(@channel::text, sqlc.narg('topic')::text, sqlc.narg('since')::timestamptz, sqlc.narg('until')::timestamptz,
+    @at_most::integer, @dry_run::boolean, sqlc.narg('reason')::text)::bigint as done;
+
+-- name: OutboxDiscard :one
+-- See the function.
+select commitbox.outbox_discard(@channel::text, @message_id::uuid, sqlc.narg('reason')::text)::boolean as done;
+
+-- name: OutboxRetry :one
+-- See the function.
+select commitbox.outbox_retry(@channel::text, @key::text, sqlc.narg('reason')::text)::boolean as done;
+
+-- name: OutboxPark :one
+-- See the function.
+select commitbox.outbox_park(@channel::text, @key::text, sqlc.narg('reason')::text)::boolean as done;
+
+-- name: OutboxRelease :one
+-- See the function.
+select commitbox.outbox_release(@channel::text, @key::text, sqlc.narg('reason')::text)::boolean as done;
+
+-- name: OutboxSkipHead :one
+-- See the function. Null: there was nothing to skip.
+select commitbox.outbox_skip_head(@channel::text, @key::text, sqlc.narg('reason')::text)::uuid as head;

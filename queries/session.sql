@@ -1,0 +1,3 @@
+-- name: LockTimeout :exec
+-- Bounds every lock wait of this transaction.
+select set_config('lock_timeout', @milliseconds::text, true);
