@@ -28,30 +28,30 @@ where d.channel = @channel::text and (@topic::text = '' or d.topic = @topic::tex
 order by d.id limit @page::integer;
 
 -- name: OutboxRequeue :one
--- See the function.
+-- Calls outbox_requeue: locks the shard of one dead message, found by message id, and moves it back.
 select commitbox.outbox_requeue(@channel::text, @message_id::uuid, sqlc.narg('reason')::text)::boolean as done;
 
 -- name: OutboxRequeueMany :one
--- See the function.
+-- Calls outbox_requeue_many: locks the shards of dead messages in order, and moves a few back, the oldest first.
 select commitbox.outbox_requeue_many(@channel::text, sqlc.narg('topic')::text, sqlc.narg('since')::timestamptz, sqlc.narg('until')::timestamptz,
     @at_most::integer, @dry_run::boolean, sqlc.narg('reason')::text)::bigint as done;
 
 -- name: OutboxDiscard :one
--- See the function.
+-- Calls outbox_discard: locks the shard of one dead message, found by message id, and marks it; its key goes on.
 select commitbox.outbox_discard(@channel::text, @message_id::uuid, sqlc.narg('reason')::text)::boolean as done;
 
 -- name: OutboxRetry :one
--- See the function.
+-- Calls outbox_retry: locks the shard of the key and makes a blocked key due.
 select commitbox.outbox_retry(@channel::text, @key::text, sqlc.narg('reason')::text)::boolean as done;
 
 -- name: OutboxPark :one
--- See the function.
+-- Calls outbox_park: locks the shard of the key and blocks it until it is released.
 select commitbox.outbox_park(@channel::text, @key::text, sqlc.narg('reason')::text)::boolean as done;
 
 -- name: OutboxRelease :one
--- See the function.
+-- Calls outbox_release: locks the shard of the key and makes a parked key due.
 select commitbox.outbox_release(@channel::text, @key::text, sqlc.narg('reason')::text)::boolean as done;
 
 -- name: OutboxSkipHead :one
--- See the function. Null: there was nothing to skip.
+-- Calls outbox_skip_head: locks the shard of the key and moves the first message out of its way. Null: there was nothing to skip.
 select commitbox.outbox_skip_head(@channel::text, @key::text, sqlc.narg('reason')::text)::uuid as head;

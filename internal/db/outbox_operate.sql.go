@@ -149,7 +149,7 @@ type OutboxDiscardParams struct {
 	Reason    pgtype.Text
 }
 
-// See the function.
+// Calls outbox_discard: locks the shard of one dead message, found by message id, and marks it; its key goes on.
 func (q *Queries) OutboxDiscard(ctx context.Context, arg OutboxDiscardParams) (bool, error) {
 	row := q.db.QueryRow(ctx, OutboxDiscard, arg.Channel, arg.MessageID, arg.Reason)
 	var done bool
@@ -167,7 +167,7 @@ type OutboxParkParams struct {
 	Reason  pgtype.Text
 }
 
-// See the function.
+// Calls outbox_park: locks the shard of the key and blocks it until it is released.
 func (q *Queries) OutboxPark(ctx context.Context, arg OutboxParkParams) (bool, error) {
 	row := q.db.QueryRow(ctx, OutboxPark, arg.Channel, arg.Key, arg.Reason)
 	var done bool
@@ -185,7 +185,7 @@ type OutboxReleaseParams struct {
 	Reason  pgtype.Text
 }
 
-// See the function.
+// Calls outbox_release: locks the shard of the key and makes a parked key due.
 func (q *Queries) OutboxRelease(ctx context.Context, arg OutboxReleaseParams) (bool, error) {
 	row := q.db.QueryRow(ctx, OutboxRelease, arg.Channel, arg.Key, arg.Reason)
 	var done bool
@@ -203,7 +203,7 @@ type OutboxRequeueParams struct {
 	Reason    pgtype.Text
 }
 
-// See the function.
+// Calls outbox_requeue: locks the shard of one dead message, found by message id, and moves it back.
 func (q *Queries) OutboxRequeue(ctx context.Context, arg OutboxRequeueParams) (bool, error) {
 	row := q.db.QueryRow(ctx, OutboxRequeue, arg.Channel, arg.MessageID, arg.Reason)
 	var done bool
@@ -226,7 +226,7 @@ type OutboxRequeueManyParams struct {
 	Reason  pgtype.Text
 }
 
-// See the function.
+// Calls outbox_requeue_many: locks the shards of dead messages in order, and moves a few back, the oldest first.
 func (q *Queries) OutboxRequeueMany(ctx context.Context, arg OutboxRequeueManyParams) (int64, error) {
 	row := q.db.QueryRow(ctx, OutboxRequeueMany,
 		arg.Channel,
@@ -252,7 +252,7 @@ type OutboxRetryParams struct {
 	Reason  pgtype.Text
 }
 
-// See the function.
+// Calls outbox_retry: locks the shard of the key and makes a blocked key due.
 func (q *Queries) OutboxRetry(ctx context.Context, arg OutboxRetryParams) (bool, error) {
 	row := q.db.QueryRow(ctx, OutboxRetry, arg.Channel, arg.Key, arg.Reason)
 	var done bool
@@ -270,7 +270,7 @@ type OutboxSkipHeadParams struct {
 	Reason  pgtype.Text
 }
 
-// See the function. Null: there was nothing to skip.
+// Calls outbox_skip_head: locks the shard of the key and moves the first message out of its way. Null: there was nothing to skip.
 func (q *Queries) OutboxSkipHead(ctx context.Context, arg OutboxSkipHeadParams) (pgtype.UUID, error) {
 	row := q.db.QueryRow(ctx, OutboxSkipHead, arg.Channel, arg.Key, arg.Reason)
 	var head pgtype.UUID
