@@ -1,6 +1,3 @@
--- What operators ask and change. The changes are SQL functions of the schema, so that psql and other languages do exactly the
--- same; their locks and races are argued there (migrations/00004_outbox_operate.sql).
-
 -- name: OutboxStats :one
 -- The state of a channel. Plain reads: up to 10 000 entries of the primary key for each shard, and the small tables.
 select s.pending::bigint as pending, s.pending_exact::boolean as pending_exact, s.oldest_seconds::float8 as oldest_seconds,

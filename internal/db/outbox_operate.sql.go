@@ -279,7 +279,6 @@ func (q *Queries) OutboxSkipHead(ctx context.Context, arg OutboxSkipHeadParams) 
 }
 
 const OutboxStats = `-- name: OutboxStats :one
-
 select s.pending::bigint as pending, s.pending_exact::boolean as pending_exact, s.oldest_seconds::float8 as oldest_seconds,
        s.deferred::bigint as deferred, s.blocked_keys::bigint as blocked_keys, s.dead::bigint as dead,
        s.discarded::bigint as discarded, s.relays::bigint as relays
@@ -297,8 +296,6 @@ type OutboxStatsRow struct {
 	Relays        int64
 }
 
-// What operators ask and change. The changes are SQL functions of the schema, so that psql and other languages do exactly the
-// same; their locks and races are argued there (migrations/00004_outbox_operate.sql).
 // The state of a channel. Plain reads: up to 10 000 entries of the primary key for each shard, and the small tables.
 func (q *Queries) OutboxStats(ctx context.Context, channel string) (OutboxStatsRow, error) {
 	row := q.db.QueryRow(ctx, OutboxStats, channel)
