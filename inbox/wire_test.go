@@ -67,6 +67,16 @@ func TestWireProcess(t *testing.T) {
 		})
 		return err
 	})
+	w.want("failure", 4, 9, func() error {
+		id := w.nextID()
+		_, err := inbox.Process(t.Context(), box, inbox.Message{ID: id}, func(ctx context.Context, tx pgx.Tx) (int, error) {
+			return 0, errors.Join(write(ctx, tx, id, ""), errors.New("x"))
+		})
+		if errors.Is(err, inbox.ErrFailed) {
+			err = nil
+		}
+		return err
+	})
 	w.want("duplicate", 2, 4, func() error {
 		_, err := inbox.Process(t.Context(), box, inbox.Message{ID: anID}, effect(anID))
 		return err

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -28,23 +29,28 @@ type Consumer interface {
 // Handler is what the consumer calls in [inbox.Process]: as its function, with the message it was called for.
 type Handler func(ctx context.Context, tx pgx.Tx, msg inbox.Message) error
 
-// TestConsumer checks a consumer. open starts one whose box has a short backoff (such as 10 ms) and at least five
-// attempts, and which calls the handler; it is called once for each check. The error names every check that failed; it
-// is nil if all passed. ctx bounds the whole; a consumer that never settles a delivery is waited for until it ends.
-func TestConsumer(ctx context.Context, open func(ctx context.Context, handler Handler) (Consumer, error)) error {
-	var errs []error
+// settleMax bounds one check, for a consumer that never settles.
+const settleMax = time.Minute
+
+// TestConsumer checks a consumer, each demand as a subtest. open starts a consumer whose box has a short backoff (such
+// as 10 ms) and at least five attempts, and which calls the handler; it is called once per subtest and stops the
+// consumer in t.Cleanup.
+func TestConsumer(t *testing.T, open func(t *testing.T, handler Handler) Consumer) {
 	for _, c := range checks {
-		s := &scene{calls: make(map[string]int), held: make(chan struct{}), release: make(chan struct{})}
-		consumer, err := open(ctx, s.handle)
-		if err == nil {
-			s.Consumer = consumer
-			err = c.run(ctx, s)
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("inboxtest: %s: %w", c.name, err))
-		}
+		t.Run(c.name, func(t *testing.T) {
+			s := newScene()
+			s.Consumer = open(t, s.handle)
+			ctx, cancel := context.WithTimeout(t.Context(), settleMax)
+			defer cancel()
+			if err := c.run(ctx, s); err != nil {
+				t.Error(err)
+			}
+		})
 	}
-	return errors.Join(errs...)
+}
+
+func newScene() *scene {
+	return &scene{calls: make(map[string]int), held: make(chan struct{}), release: make(chan struct{})}
 }
 
 var checks = []struct {

@@ -1,7 +1,9 @@
-package inboxtest_test
+package inboxtest
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -11,7 +13,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/commitbox/commitbox/inbox"
-	"github.com/commitbox/commitbox/inboxtest"
 	"github.com/commitbox/commitbox/internal/testenv"
 )
 
@@ -20,7 +21,7 @@ func TestMain(m *testing.M) { testenv.Main(m) }
 // memory is a broker in memory with a consumer whose way to settle can be broken.
 type memory struct {
 	box     *inbox.Box
-	handler inboxtest.Handler
+	handler Handler
 	settle  func(error) inbox.Action
 	ctx     context.Context
 	running sync.WaitGroup
@@ -71,34 +72,29 @@ func (m *memory) DeadLetters(context.Context) ([]string, error) {
 	return m.dead, nil
 }
 
-// run checks a consumer that settles in a given way.
-func run(t *testing.T, bound time.Duration, settle func(error) inbox.Action) error {
+// open starts a consumer that settles in a given way and ends with the test.
+func open(t *testing.T, handler Handler, settle func(error) inbox.Action) *memory {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), bound)
-	var all []*memory
-	defer func() {
-		cancel()
-		for _, m := range all {
-			m.running.Wait()
-		}
-	}()
-	return inboxtest.TestConsumer(ctx, func(ctx context.Context, handler inboxtest.Handler) (inboxtest.Consumer, error) {
-		cfg := inbox.Config{BackoffBase: 10 * time.Millisecond, BackoffMax: 20 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)}
-		box, err := inbox.New(testenv.Database(t).Pool, cfg)
-		m := &memory{box: box, handler: handler, settle: settle, ctx: ctx}
-		all = append(all, m)
-		return m, err
-	})
-}
-
-func TestGoodConsumer(t *testing.T) {
-	t.Parallel()
-	if err := run(t, time.Minute, inbox.Disposition); err != nil {
-		t.Error(err)
+	cfg := inbox.Config{BackoffBase: 10 * time.Millisecond, BackoffMax: 20 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)}
+	box, err := inbox.New(testenv.Database(t).Pool, cfg)
+	if err != nil {
+		t.Fatal(err)
 	}
+	ctx, cancel := context.WithCancel(context.Background())
+	m := &memory{box: box, handler: handler, settle: settle, ctx: ctx}
+	t.Cleanup(func() {
+		cancel()
+		m.running.Wait()
+	})
+	return m
 }
 
-func TestBadConsumersAreFound(t *testing.T) {
+func TestASoundConsumerPasses(t *testing.T) {
+	t.Parallel()
+	TestConsumer(t, func(t *testing.T, handler Handler) Consumer { return open(t, handler, inbox.Disposition) })
+}
+
+func TestEveryFaultIsFound(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		settle func(error) inbox.Action
@@ -126,16 +122,29 @@ func TestBadConsumersAreFound(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			settle := c.settle
-			err := run(t, time.Minute, func(err error) inbox.Action {
-				if err == nil {
-					return inbox.Action{Verdict: inbox.Ack}
-				}
-				return settle(err)
-			})
-			if err == nil || !strings.Contains(err.Error(), c.found) {
+			if err := faults(t, c.settle); err == nil || !strings.Contains(err.Error(), c.found) {
 				t.Errorf("found %v, want %q", err, c.found)
 			}
 		})
 	}
+}
+
+// faults runs the checks against a consumer that settles errors in a given way.
+func faults(t *testing.T, settle func(error) inbox.Action) error {
+	ctx, cancel := context.WithTimeout(t.Context(), settleMax)
+	defer cancel()
+	var errs []error
+	for _, c := range checks {
+		s := newScene()
+		s.Consumer = open(t, s.handle, func(err error) inbox.Action {
+			if err == nil {
+				return inbox.Disposition(nil)
+			}
+			return settle(err)
+		})
+		if err := c.run(ctx, s); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", c.name, err))
+		}
+	}
+	return errors.Join(errs...)
 }
