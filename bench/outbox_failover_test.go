@@ -5,8 +5,10 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -95,10 +97,10 @@ func BenchmarkOutboxFailover(b *testing.B) {
 	child.waitFor(b, n/10)
 	sent := child.kill(b)
 	killed := time.Now()
-	heads := waitingHeads(b, pool)
+	heads := waitingHeads(b, pool, sent)
 	for !survivor.has(heads) {
-		if time.Since(killed) > 5*time.Minute {
-			b.Fatal("the killed relay's shards are not served")
+		if time.Since(killed) > time.Minute+failover().Lease {
+			b.Fatalf("the killed relay's shards are not served; %d messages wait", count(b, pool, "select count(*) from commitbox.outbox_message"))
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
@@ -112,7 +114,7 @@ func BenchmarkOutboxFailover(b *testing.B) {
 	r := newReport(b, db, "Outbox: failover after kill -9",
 		fmt.Sprintf("%d messages, 2 relays in 2 processes, lease %v, %d lanes, batches of %d, 10 ms per call, payload %d bytes",
 			n, failover().Lease, lanes, lot, payloadLen),
-		"served again: from the kill until the first waiting message of every shard is published")
+		"served again: from the kill until the first message of every shard that the killed relay has not sent is published")
 	r.atMost("served again minus lease s", (served - failover().Lease).Seconds(), 2)
 	r.atMost("copies", float64(copies), lanes*lot)
 	r.print()
@@ -128,10 +130,13 @@ func compare(one, other map[uuid.UUID]bool, n int) (copies, lost int) {
 	return copies, n - (len(one) + len(other) - copies)
 }
 
-// waitingHeads returns the first message of each shard.
-func waitingHeads(b *testing.B, pool *pgxpool.Pool) []uuid.UUID {
+// waitingHeads returns the first message of each shard that the killed relay has not sent. Those that it has sent may
+// still be deleted by its last statement.
+func waitingHeads(b *testing.B, pool *pgxpool.Pool, sent map[uuid.UUID]bool) []uuid.UUID {
 	b.Helper()
-	rows, err := pool.Query(b.Context(), "select distinct on (shard) message_id from commitbox.outbox_message order by shard, id")
+	const first = `select distinct on (shard) message_id from commitbox.outbox_message
+		where message_id <> all($1::uuid[]) order by shard, id`
+	rows, err := pool.Query(b.Context(), first, slices.Collect(maps.Keys(sent)))
 	if err != nil {
 		b.Fatal(err)
 	}

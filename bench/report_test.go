@@ -58,11 +58,11 @@ func (r *report) add(name string, got float64, bound, verdict string) {
 	r.b.ReportMetric(got, strings.ReplaceAll(name, " ", "-"))
 }
 
-// print writes the table at once, so that it is there even if a later family hangs. The name of the benchmark, which
-// the testing package has already written, is repeated behind it to keep the result line whole.
+// print writes the table at once, so that it is there even if a later family hangs. The testing package writes the
+// benchmark's result line after it.
 func (r *report) print() {
 	var text strings.Builder
-	fmt.Fprintf(&text, "\n\n== %s\n", r.title)
+	fmt.Fprintf(&text, "\n== %s\n", r.title)
 	for _, fact := range r.facts {
 		fmt.Fprintf(&text, "   %s\n", fact)
 	}
@@ -78,8 +78,7 @@ func (r *report) print() {
 			r.b.Fatal(err)
 		}
 	}
-	fmt.Fprintf(&text, "\n%s\t", r.b.Name())
-	fmt.Fprint(os.Stdout, text.String())
+	fmt.Fprintln(os.Stdout, text.String())
 }
 
 // number writes a figure with about three digits that count.
