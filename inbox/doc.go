@@ -9,7 +9,7 @@
 // what a consumer does with the delivery.
 //
 // What is not promised: a handler may be started more than once for one message, and all but one of the runs are rolled
-// back; what a run did outside its transaction (an HTTP call, a mail) is not undone. Lease mode ([Box.Acquire]) is for
-// such work. A handler that sends COMMIT as text leaves the protection of this package. The promise holds while the row
+// back; what a run did outside its transaction (an HTTP call, a mail) is not undone. Lease mode ([ProcessLeased]) is
+// for such work. A handler that sends COMMIT as text leaves the protection of this package. The promise holds while the row
 // exists, which is until retention removes it.
 package inbox
