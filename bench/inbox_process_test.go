@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 
@@ -109,8 +110,12 @@ const (
 func usualWay(ctx context.Context, pool *pgxpool.Pool, message string) error {
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		var status string
-		if err := tx.QueryRow(ctx, selectStatus, consumer, message).Scan(&status); err != pgx.ErrNoRows {
-			return fmt.Errorf("message %s: status %q, %w", message, status, err)
+		err := tx.QueryRow(ctx, selectStatus, consumer, message).Scan(&status)
+		if err == nil {
+			return fmt.Errorf("message %s is %s already", message, status)
+		}
+		if !errors.Is(err, pgx.ErrNoRows) {
+			return err
 		}
 		if _, err := tx.Exec(ctx, insertPending, consumer, message); err != nil {
 			return err
@@ -118,7 +123,7 @@ func usualWay(ctx context.Context, pool *pgxpool.Pool, message string) error {
 		if err := changeBusiness(ctx, tx); err != nil {
 			return err
 		}
-		_, err := tx.Exec(ctx, updateCompleted, consumer, message)
+		_, err = tx.Exec(ctx, updateCompleted, consumer, message)
 		return err
 	})
 }

@@ -40,8 +40,8 @@ func BenchmarkOutboxDrain(b *testing.B) {
 		fmt.Sprintf("%d messages per round (watermill-sql %d, River %d), %d rounds, payload %d bytes, batches of %d", n, watermills, rivers, rounds(b), payloadLen, readLen),
 		"relay: ordered and fenced, 10000 keys, full rows; from start to handed over",
 		"unlocked reader: one connection, select order by id limit 1000, delete; same columns, no lock, no second reader possible",
-		"watermill-sql "+watermillVersion+": queue adapter, delete on ack, batches of 1000, one subscriber",
-		"River "+riverVersion+": 2000 workers, fetch every 2 ms")
+		"watermill-sql "+versionOf(b, watermillModule)+": queue adapter, delete on ack, batches of 1000, one subscriber",
+		"River "+versionOf(b, riverModule)+": 2000 workers, fetch every 2 ms")
 	r.figures("msg/s", f)
 	r.atLeast("relay / unlocked reader", f.ratio(ours, plain), 1.7)
 	r.atLeast("relay / watermill-sql", f.ratio(ours, watermill), 2)

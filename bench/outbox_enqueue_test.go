@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"testing"
 	"time"
 
@@ -66,7 +67,7 @@ func BenchmarkOutboxEnqueue(b *testing.B) {
 	r := newReport(b, db, "Outbox: business transaction with one message",
 		fmt.Sprintf("%d transactions per round, %d rounds, %d writers, payload and business row of %d bytes", n, rounds(b), workers, payloadLen),
 		"each: begin, business insert, message, commit; raw insert: the same row in the same table",
-		"watermill-sql "+watermillVersion+": queue adapter; River "+riverVersion)
+		"watermill-sql "+versionOf(b, watermillModule)+": queue adapter; River "+versionOf(b, riverModule))
 	r.figures("tx/s", f)
 	r.atLeast("Enqueue / raw insert", f.ratio(ours, raw), 0.95)
 	r.atLeast("Enqueue / watermill-sql", f.ratio(ours, watermill), 1)
@@ -88,9 +89,14 @@ func BenchmarkOutboxPolling(b *testing.B) {
 		contender{seldom, beside(outbox.RelayConfig{PollMin: 100 * time.Millisecond})})
 	r := newReport(b, db, "Outbox: writers beside a draining relay",
 		fmt.Sprintf("%d transactions per round, %d rounds, %d writers, payload and business row of %d bytes", n, rounds(b), workers, payloadLen),
-		"the goal of 0.95 is for machines on which client, relay and server do not share two cores")
+		"the bound of 0.95 is for machines with more than two cores: client, relay and server share them")
 	r.figures("tx/s", f)
-	r.noted("defaults / every 100 ms", f.ratio(often, seldom))
+	const name = "defaults / every 100 ms"
+	if runtime.NumCPU() > 2 {
+		r.atLeast(name, f.ratio(often, seldom), 0.95)
+	} else {
+		r.noted(name, f.ratio(often, seldom))
+	}
 	r.print()
 }
 

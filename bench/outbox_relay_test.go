@@ -2,6 +2,8 @@ package bench
 
 import (
 	"context"
+	"log/slog"
+	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -52,9 +54,13 @@ func awaitFor(b *testing.B, done <-chan struct{}, limit time.Duration) {
 	}
 }
 
+// loud makes a relay that cannot work say why: its benchmark would only be slow.
+var loud = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
+
 // startRelay runs a relay until the returned function is called, which waits for it.
 func startRelay(b *testing.B, pool *pgxpool.Pool, publisher outbox.Publisher, cfg outbox.RelayConfig) (stop func()) {
 	b.Helper()
+	cfg.Logger = loud
 	relay, err := outbox.NewRelay(pool, publisher, cfg)
 	if err != nil {
 		b.Fatal(err)

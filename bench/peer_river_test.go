@@ -13,8 +13,6 @@ import (
 	"github.com/riverqueue/river/rivermigrate"
 )
 
-const riverVersion = "v0.51.2"
-
 type job struct {
 	Payload string `json:"payload"`
 }

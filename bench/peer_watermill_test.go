@@ -12,10 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-const (
-	watermillVersion = "v4.1.2"
-	millTopic        = "bench"
-)
+const millTopic = "bench"
 
 // mill is watermill-sql's queue: one table, rows locked and deleted in one transaction that is open while they are
 // handled.

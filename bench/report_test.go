@@ -55,8 +55,11 @@ func (r *report) check(name string, got float64, bound string, ok bool) {
 
 func (r *report) add(name string, got float64, bound, verdict string) {
 	r.checks = append(r.checks, fmt.Sprintf("%s\t%s\t%s\t%s\t", name, number(got), bound, verdict))
-	r.b.ReportMetric(got, strings.ReplaceAll(name, " ", "-"))
+	r.b.ReportMetric(got, metricName.Replace(name))
 }
+
+// metricName makes a unit of a name, which may hold no spaces.
+var metricName = strings.NewReplacer(" / ", "/", " ", "-")
 
 // print writes the table at once, so that it is there even if a later family hangs. The testing package writes the
 // benchmark's result line after it.
@@ -90,4 +93,25 @@ func number(x float64) string {
 		return fmt.Sprintf("%.1f", x)
 	}
 	return fmt.Sprintf("%.2f", x)
+}
+
+const (
+	watermillModule = "github.com/ThreeDotsLabs/watermill-sql/v4"
+	riverModule     = "github.com/riverqueue/river"
+)
+
+// versionOf reads a peer's version from go.mod: a test binary does not know what it is built of.
+func versionOf(b *testing.B, module string) string {
+	b.Helper()
+	text, err := os.ReadFile("go.mod")
+	if err != nil {
+		b.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if fields := strings.Fields(line); len(fields) >= 2 && fields[0] == module {
+			return fields[1]
+		}
+	}
+	b.Fatalf("go.mod does not require %s", module)
+	return ""
 }
