@@ -30,7 +30,7 @@ func newWorld(t *testing.T) *world {
 func newWorldIn(t *testing.T) *world {
 	t.Helper()
 	w := &world{testenv.Database(t), t}
-	w.exec(`create table effect (id text, note text)`)
+	w.exec(`create table effect (id text, note text); create index on effect (id)`)
 	return w
 }
 
