@@ -68,7 +68,8 @@ create table commitbox.outbox_shard (
     primary key (channel, shard)
 ) with (fillfactor = 50);
 
--- One row per key that may not flow, because the message at its head failed, died under policy hold, or was parked.
+-- One row per key that may not flow, because the message at its head failed, or died under policy hold (dead_id says which
+-- one), or because it was parked.
 create table commitbox.outbox_blocked (
     channel text collate "C" not null,
     shard   smallint         not null,
@@ -76,9 +77,11 @@ create table commitbox.outbox_blocked (
     since   timestamptz      not null default clock_timestamp(),
     due_at  timestamptz      not null,
     reason  text collate "C" not null check (reason in ('retry', 'dead', 'parked')),
+    dead_id bigint,
     primary key (channel, shard, key),
     foreign key (channel, shard) references commitbox.outbox_shard,
-    constraint outbox_blocked_due check ((reason = 'retry') = (due_at < 'infinity'))
+    constraint outbox_blocked_due check ((reason = 'retry') = (due_at < 'infinity')),
+    constraint outbox_blocked_held check ((reason = 'dead') = (dead_id is not null))
 );
 create index outbox_blocked_due_at on commitbox.outbox_blocked (channel, shard, due_at);
 
@@ -131,7 +134,50 @@ create table commitbox.outbox_dead (
 create index outbox_dead_message_id on commitbox.outbox_dead (message_id);
 create index outbox_dead_topic on commitbox.outbox_dead (channel, topic, dead_at);
 
+-- Messages for later. They take their place in hot, under a position drawn then, when they are due: until then they block
+-- nobody of their key. Positions of their own, so that scheduling does not look like news to the relays.
+create table commitbox.outbox_scheduled (
+    id           bigint           not null generated always as identity,
+    due_at       timestamptz      not null,
+    created_at   timestamptz      not null default clock_timestamp(),
+    message_id   uuid             not null,
+    channel      text collate "C" not null,
+    key          text collate "C",
+    topic        text collate "C" not null,
+    content_type text,
+    headers      jsonb            not null default '{}',
+    payload      bytea            not null,
+    primary key (channel, due_at, id),
+    constraint outbox_scheduled_lengths check (
+        octet_length(channel) between 1 and 63
+        and octet_length(topic) between 1 and 255
+        and octet_length(key) between 1 and 512
+        and octet_length(content_type) between 1 and 255),
+    constraint outbox_scheduled_headers check (jsonb_typeof(headers) = 'object')
+) with (
+    autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_insert_threshold = -1,
+    autovacuum_vacuum_cost_delay = 0, vacuum_truncate = false);
+create index outbox_scheduled_message_id on commitbox.outbox_scheduled (message_id);
+
+-- Messages that were confirmed, where the channel keeps them: by day, so that forgetting a day is one drop.
+create table commitbox.outbox_sent (
+    sent_at      timestamptz      not null default clock_timestamp(),
+    id           bigint           not null,
+    created_at   timestamptz      not null,
+    message_id   uuid             not null,
+    shard        smallint         not null,
+    channel      text collate "C" not null,
+    key          text collate "C",
+    topic        text collate "C" not null,
+    content_type text,
+    headers      jsonb            not null,
+    payload      bytea            not null,
+    primary key (sent_at, id)
+) partition by range (sent_at);
+
 -- +goose Down
+drop table commitbox.outbox_sent;
+drop table commitbox.outbox_scheduled;
 drop table commitbox.outbox_dead;
 drop table commitbox.outbox_deferred;
 drop table commitbox.outbox_blocked;

@@ -26,29 +26,21 @@ create function commitbox.outbox_audit(action text, channel text, what text, rea
 $$;
 -- +goose StatementEnd
 
--- Moves one dead row back, under the lock of its shard. Where it holds its key and nothing of the key lies before it, it
--- keeps its place: back to deferred under its old id. Otherwise it goes to the end under a new id, because a confirmed
--- delete of the old id may still be on its way. False: the row was not there any more.
+-- Moves one dead row back, under the lock of its shard. The one that holds its key keeps its place: back to deferred under
+-- its old id. Any other goes to the end under a new id, because a confirmed delete of the old id may still be on its way.
+-- False: the row was not there any more.
 -- +goose StatementBegin
 create function commitbox.outbox_revive(at commitbox.outbox_dead) returns boolean language plpgsql as $$
-declare
-    held boolean;
 begin
     delete from commitbox.outbox_dead d where d.channel = at.channel and d.shard = at.shard and d.id = at.id;
     if not found then
         return false;
     end if;
-    select true into held from commitbox.outbox_blocked b
-     where b.channel = at.channel and b.shard = at.shard and b.key = at.key and b.reason = 'dead'
-       and not exists (select 1 from commitbox.outbox_dead d where d.channel = at.channel and d.shard = at.shard
-                          and d.key = at.key and d.id < at.id and d.discarded_at is null)
-       and not exists (select 1 from commitbox.outbox_deferred d where d.channel = at.channel and d.shard = at.shard
-                          and d.key = at.key and d.id < at.id);
-    if held then
+    update commitbox.outbox_blocked b set reason = 'retry', due_at = clock_timestamp(), dead_id = null
+     where b.channel = at.channel and b.shard = at.shard and b.key = at.key and b.dead_id = at.id;
+    if found then
         insert into commitbox.outbox_deferred (id, created_at, message_id, shard, channel, key, topic, content_type, headers, payload, last_error)
         values (at.id, at.created_at, at.message_id, at.shard, at.channel, at.key, at.topic, at.content_type, at.headers, at.payload, at.last_error);
-        update commitbox.outbox_blocked b set reason = 'retry', due_at = clock_timestamp()
-         where b.channel = at.channel and b.shard = at.shard and b.key = at.key;
         perform commitbox.outbox_touch(at.channel, at.shard);
     else
         insert into commitbox.outbox_message (created_at, message_id, channel, key, topic, content_type, headers, payload)
@@ -147,13 +139,10 @@ begin
     if not found then
         return false;
     end if;
-    if not exists (select 1 from commitbox.outbox_dead d where d.channel = at.channel and d.shard = at.shard
-                      and d.key = at.key and d.discarded_at is null) then
-        update commitbox.outbox_blocked b set reason = 'retry', due_at = clock_timestamp()
-         where b.channel = at.channel and b.shard = at.shard and b.key = at.key and b.reason = 'dead';
-        if found then
-            perform commitbox.outbox_touch(at.channel, at.shard);
-        end if;
+    update commitbox.outbox_blocked b set reason = 'retry', due_at = clock_timestamp(), dead_id = null
+     where b.channel = at.channel and b.shard = at.shard and b.key = at.key and b.dead_id = at.id;
+    if found then
+        perform commitbox.outbox_touch(at.channel, at.shard);
     end if;
     perform commitbox.outbox_audit('outbox_discard', at.channel, at.message_id::text, outbox_discard.reason);
     return true;
@@ -161,18 +150,19 @@ end
 $$;
 -- +goose StatementEnd
 
--- Changes why a key is blocked, or until when: the one way in which the functions below do it. False: it is not blocked for
--- a reason that is listed.
+-- Changes why a key is blocked, or until when. A key counts as held no longer when the dead message is gone, because a former
+-- owner's confirmation of it came late. False: it is not blocked for the reason.
 -- +goose StatementBegin
-create function commitbox.outbox_reblock(action text, channel text, key text, from_reasons text[], to_reason text, reason text) returns boolean
+create function commitbox.outbox_reblock(action text, channel text, key text, from_reason text, to_reason text, reason text) returns boolean
 language plpgsql as $$
 declare
     at smallint := commitbox.outbox_shard_of(outbox_reblock.key);
 begin
     perform commitbox.outbox_touch(outbox_reblock.channel, at);
     update commitbox.outbox_blocked b
-       set reason = outbox_reblock.to_reason, due_at = case when outbox_reblock.to_reason = 'retry' then clock_timestamp() else 'infinity' end
-     where b.channel = outbox_reblock.channel and b.shard = at and b.key = outbox_reblock.key and b.reason = any (outbox_reblock.from_reasons);
+       set reason = outbox_reblock.to_reason, due_at = case when outbox_reblock.to_reason = 'retry' then clock_timestamp() else 'infinity' end, dead_id = null
+     where b.channel = outbox_reblock.channel and b.shard = at and b.key = outbox_reblock.key and (b.reason = outbox_reblock.from_reason
+        or b.reason = 'dead' and not exists (select 1 from commitbox.outbox_dead d where d.channel = b.channel and d.shard = b.shard and d.id = b.dead_id));
     if not found then
         return false;
     end if;
@@ -184,11 +174,11 @@ $$;
 
 -- Tries a key that waits for a retry at once. False: no such key waits for one.
 create function commitbox.outbox_retry(channel text, key text, reason text default null) returns boolean language sql
-    return commitbox.outbox_reblock('outbox_retry', channel, key, array['retry'], 'retry', reason);
+    return commitbox.outbox_reblock('outbox_retry', channel, key, 'retry', 'retry', reason);
 
 -- Lets a parked key go on. False: it is not parked.
 create function commitbox.outbox_release(channel text, key text, reason text default null) returns boolean language sql
-    return commitbox.outbox_reblock('outbox_release', channel, key, array['parked'], 'retry', reason);
+    return commitbox.outbox_reblock('outbox_release', channel, key, 'parked', 'retry', reason);
 
 -- Stops a key until it is released: its messages are kept in order and not published. A key that a dead message holds
 -- stays held by it. False: it is parked or held already.
@@ -218,21 +208,18 @@ $$;
 create function commitbox.outbox_skip_head(channel text, key text, reason text default null) returns uuid language plpgsql as $$
 declare
     at   smallint := commitbox.outbox_shard_of(outbox_skip_head.key);
-    why  text;
     head uuid;
 begin
     perform commitbox.outbox_touch(outbox_skip_head.channel, at);
-    select b.reason into why from commitbox.outbox_blocked b
+    select d.message_id into head from commitbox.outbox_blocked b
+      join commitbox.outbox_dead d on d.channel = b.channel and d.shard = b.shard and d.id = b.dead_id
      where b.channel = outbox_skip_head.channel and b.shard = at and b.key = outbox_skip_head.key;
-    if why = 'dead' then
-        select d.message_id into head from commitbox.outbox_dead d
-         where d.channel = outbox_skip_head.channel and d.shard = at and d.key = outbox_skip_head.key and d.discarded_at is null
-         order by d.id limit 1;
-    else
+    if head is null then
         with gone as (
             delete from commitbox.outbox_deferred d
              where d.channel = outbox_skip_head.channel and d.shard = at and d.id = (
                  select f.id from commitbox.outbox_deferred f
+                   join commitbox.outbox_blocked b on b.channel = f.channel and b.shard = f.shard and b.key = f.key and b.reason <> 'dead'
                   where f.channel = outbox_skip_head.channel and f.shard = at and f.key = outbox_skip_head.key order by f.id limit 1)
             returning d.*
         ), dead as (
@@ -246,7 +233,7 @@ begin
     if head is null then
         return null;
     end if;
-    update commitbox.outbox_blocked b set reason = 'retry', due_at = clock_timestamp()
+    update commitbox.outbox_blocked b set reason = 'retry', due_at = clock_timestamp(), dead_id = null
      where b.channel = outbox_skip_head.channel and b.shard = at and b.key = outbox_skip_head.key and b.reason <> 'parked';
     perform commitbox.outbox_audit('outbox_skip_head', outbox_skip_head.channel, outbox_skip_head.key || ', message ' || head, outbox_skip_head.reason);
     return head;
@@ -262,7 +249,7 @@ select b.channel, b.key, b.reason, b.since, b.due_at, h.message_id as head, h.to
   from commitbox.outbox_blocked b
   left join lateral (
       select d.message_id, d.topic, d.attempts, d.last_error, d.id from commitbox.outbox_dead d
-       where b.reason = 'dead' and d.channel = b.channel and d.shard = b.shard and d.key = b.key and d.discarded_at is null
+       where d.channel = b.channel and d.shard = b.shard and d.id = b.dead_id
       union all
       select d.message_id, d.topic, d.attempts, d.last_error, d.id from commitbox.outbox_deferred d
        where b.reason <> 'dead' and d.channel = b.channel and d.shard = b.shard and d.key = b.key
@@ -273,7 +260,8 @@ select b.channel, b.key, b.reason, b.since, b.due_at, h.message_id as head, h.to
 -- the planner's estimate of the whole table, and pending_exact is false.
 -- +goose StatementBegin
 create function commitbox.outbox_stats(channel text) returns table (
-    pending bigint, pending_exact boolean, oldest_seconds double precision, deferred bigint, blocked_keys bigint, dead bigint, discarded bigint, relays bigint
+    pending bigint, pending_exact boolean, oldest_seconds double precision, deferred bigint, blocked_keys bigint, dead bigint, discarded bigint,
+    scheduled bigint, relays bigint
 ) language sql stable as $$
     with hot as (
         select (select count(*) from (select 1 from commitbox.outbox_message m where m.channel = $1 and m.shard = n limit 10001) x) as rows,
@@ -290,19 +278,105 @@ create function commitbox.outbox_stats(channel text) returns table (
            (select count(*) from commitbox.outbox_blocked b where b.channel = $1),
            (select count(*) from commitbox.outbox_dead d where d.channel = $1 and d.discarded_at is null),
            (select count(*) from commitbox.outbox_dead d where d.channel = $1 and d.discarded_at is not null),
+           (select count(*) from commitbox.outbox_scheduled s where s.channel = $1),
            (select count(*) from commitbox.outbox_relay r where r.channel = $1 and r.lease_until > clock_timestamp())
       from counted c;
 $$;
 -- +goose StatementEnd
 
+-- Makes the partitions of today and so many days ahead (UTC), and drops those of days that ended more than keep days ago. The
+-- only way in which partitions come and go; it runs as its owner, so that a relay's role needs no rights on the schema. A
+-- partition is made aside and attached, which does not wait for readers; a drop waits for at most 100 ms and is left to
+-- the next call otherwise, so that it never stops a relay. Returns how many it made and dropped.
+-- +goose StatementBegin
+create function commitbox.outbox_sent_days(ahead integer, keep integer, out made integer, out dropped integer)
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    today date := (statement_timestamp() at time zone 'UTC')::date;
+    day   date;
+    part  text;
+begin
+    made := 0;
+    dropped := 0;
+    if ahead not between 0 and 100 or keep not between 0 and 3650 then
+        raise exception 'outbox: ahead must be 0 to 100 and keep 0 to 3650' using errcode = 'invalid_parameter_value';
+    end if;
+    perform pg_advisory_xact_lock(hashtextextended('outbox_sent_days', 'commitbox.outbox_sent'::regclass::oid::bigint));
+    for day in select today + n from generate_series(0, ahead) n loop
+        part := 'outbox_sent_' || to_char(day, 'YYYYMMDD');
+        if to_regclass('commitbox.' || part) is null then
+            execute format('create table commitbox.%I (like commitbox.outbox_sent including all)', part);
+            execute format('alter table commitbox.outbox_sent attach partition commitbox.%I for values from (%L) to (%L)',
+                part, day::timestamp at time zone 'UTC', (day + 1)::timestamp at time zone 'UTC');
+            made := made + 1;
+        end if;
+    end loop;
+    perform set_config('lock_timeout', '100ms', true);
+    for part in
+        select c.relname from pg_inherits i join pg_class c on c.oid = i.inhrelid
+         where i.inhparent = 'commitbox.outbox_sent'::regclass and c.relname < 'outbox_sent_' || to_char(today - keep, 'YYYYMMDD')
+         order by c.relname
+    loop
+        begin
+            execute format('drop table commitbox.%I', part);
+            dropped := dropped + 1;
+        exception when lock_not_available then
+            null;
+        end;
+    end loop;
+end
+$$;
+-- +goose StatementEnd
+revoke execute on function commitbox.outbox_sent_days(integer, integer) from public;
+
+-- Puts kept messages of a channel into hot again, under new positions and with their ids, in the order in which they were sent:
+-- those sent from since until before until, of a topic, of a key, or all, and after the last one of the call before. At most
+-- so many. Returns how many, and the last one; with dry_run it only counts, without the limit. Plain reads of the days in
+-- question; nobody changes a kept row.
+-- +goose StatementBegin
+create function commitbox.outbox_replay(
+    channel text, since timestamptz, until timestamptz, topic text default null, key text default null,
+    after_at timestamptz default '-infinity', after_id bigint default 0, at_most integer default 100, dry_run boolean default false, reason text default null,
+    out done bigint, out last_at timestamptz, out last_id bigint
+) language plpgsql as $$
+begin
+    if outbox_replay.dry_run then
+        select count(*) into done from commitbox.outbox_sent s
+         where s.channel = outbox_replay.channel and s.sent_at >= outbox_replay.since and s.sent_at < outbox_replay.until
+           and (outbox_replay.topic is null or s.topic = outbox_replay.topic) and (outbox_replay.key is null or s.key = outbox_replay.key);
+        return;
+    end if;
+    with chosen as materialized (
+        select s.* from commitbox.outbox_sent s
+         where s.channel = outbox_replay.channel and s.sent_at >= outbox_replay.since and s.sent_at < outbox_replay.until
+           and (outbox_replay.topic is null or s.topic = outbox_replay.topic) and (outbox_replay.key is null or s.key = outbox_replay.key)
+           and (s.sent_at, s.id) > (outbox_replay.after_at, outbox_replay.after_id)
+         order by s.sent_at, s.id limit outbox_replay.at_most
+    ), again as (
+        insert into commitbox.outbox_message (created_at, message_id, channel, key, topic, content_type, headers, payload)
+        select c.created_at, c.message_id, c.channel, c.key, c.topic, c.content_type, c.headers, c.payload from chosen c order by c.sent_at, c.id
+        returning 1
+    )
+    select (select count(*) from again), c.sent_at, c.id into done, last_at, last_id
+      from (select 1) one left join lateral (select h.sent_at, h.id from chosen h order by h.sent_at desc, h.id desc limit 1) c on true;
+    if done > 0 then
+        perform commitbox.outbox_audit('outbox_replay', outbox_replay.channel,
+            done || ' messages, topic ' || coalesce(outbox_replay.topic, 'any') || ', key ' || coalesce(outbox_replay.key, 'any'), outbox_replay.reason);
+    end if;
+end
+$$;
+-- +goose StatementEnd
+
 -- +goose Down
+drop function commitbox.outbox_replay(text, timestamptz, timestamptz, text, text, timestamptz, bigint, integer, boolean, text);
+drop function commitbox.outbox_sent_days(integer, integer);
 drop function commitbox.outbox_stats(text);
 drop view commitbox.outbox_blocked_keys;
 drop function commitbox.outbox_skip_head(text, text, text);
 drop function commitbox.outbox_park(text, text, text);
 drop function commitbox.outbox_release(text, text, text);
 drop function commitbox.outbox_retry(text, text, text);
-drop function commitbox.outbox_reblock(text, text, text, text[], text, text);
+drop function commitbox.outbox_reblock(text, text, text, text, text, text);
 drop function commitbox.outbox_discard(text, uuid, text);
 drop function commitbox.outbox_requeue_many(text, text, timestamptz, timestamptz, integer, boolean, text);
 drop function commitbox.outbox_requeue(text, uuid, text);

@@ -40,6 +40,7 @@ var (
 	dead   = columns{"consumer": "'c'", "message_id": "'m'", "status": "'dead'", "finished_at": "now()"}
 
 	waiting  = columns{"message_id": "gen_random_uuid()", "channel": "'c'", "topic": "'t'", "payload": "''"}
+	later    = columns{"due_at": "now()", "message_id": "gen_random_uuid()", "channel": "'c'", "topic": "'t'", "payload": "''"}
 	channel  = columns{"channel": "'other'"}
 	shard    = columns{"channel": "'c'", "shard": "1"}
 	step     = columns{"consumer": "'c'", "message_id": "'stepped'", "name": "'s'", "epoch": "1"}
@@ -118,6 +119,19 @@ var refusals = []struct {
 	{"outbox_message", waiting, columns{"headers": "'[]'"}, "outbox_message_headers"},
 	{"outbox_message", waiting, columns{"headers": "'\"text\"'"}, "outbox_message_headers"},
 
+	{"outbox_scheduled", later, nil, ""},
+	{"outbox_scheduled", later, columns{"key": "repeat('k', 512)", "topic": "repeat('t', 255)"}, ""},
+	{"outbox_scheduled", later, columns{"channel": "''"}, "outbox_scheduled_lengths"},
+	{"outbox_scheduled", later, columns{"channel": "repeat('c', 64)"}, "outbox_scheduled_lengths"},
+	{"outbox_scheduled", later, columns{"topic": "''"}, "outbox_scheduled_lengths"},
+	{"outbox_scheduled", later, columns{"topic": "repeat('é', 128)"}, "outbox_scheduled_lengths"},
+	{"outbox_scheduled", later, columns{"key": "''"}, "outbox_scheduled_lengths"},
+	{"outbox_scheduled", later, columns{"key": "repeat('k', 513)"}, "outbox_scheduled_lengths"},
+	{"outbox_scheduled", later, columns{"content_type": "''"}, "outbox_scheduled_lengths"},
+	{"outbox_scheduled", later, columns{"content_type": "repeat('c', 256)"}, "outbox_scheduled_lengths"},
+	{"outbox_scheduled", later, columns{"headers": "'[]'"}, "outbox_scheduled_headers"},
+	{"outbox_scheduled", later, columns{"headers": "'\"text\"'"}, "outbox_scheduled_headers"},
+
 	{"outbox_channel", channel, columns{"dead_policy": "'hold'", "keep_days": "3650"}, ""},
 	{"outbox_channel", channel, columns{"channel": "''"}, "outbox_channel_channel_check"},
 	{"outbox_channel", channel, columns{"channel": "repeat('c', 64)"}, "outbox_channel_channel_check"},
@@ -132,10 +146,12 @@ var refusals = []struct {
 	{"outbox_relay", columns{"owner": "gen_random_uuid()", "channel": "'unknown'", "lease_until": "now()"}, nil, "outbox_relay_channel_fkey"},
 
 	{"outbox_blocked", blocked, nil, ""},
-	{"outbox_blocked", blocked, columns{"due_at": "'infinity'", "reason": "'dead'"}, ""},
+	{"outbox_blocked", blocked, columns{"due_at": "'infinity'", "reason": "'dead'", "dead_id": "1"}, ""},
+	{"outbox_blocked", blocked, columns{"due_at": "'infinity'", "reason": "'dead'"}, "outbox_blocked_held"},
+	{"outbox_blocked", blocked, columns{"dead_id": "1"}, "outbox_blocked_held"},
 	{"outbox_blocked", blocked, columns{"due_at": "'infinity'", "reason": "'parked'"}, ""},
 	{"outbox_blocked", blocked, columns{"due_at": "'infinity'"}, "outbox_blocked_due"},
-	{"outbox_blocked", blocked, columns{"reason": "'dead'"}, "outbox_blocked_due"},
+	{"outbox_blocked", blocked, columns{"reason": "'dead'", "dead_id": "1"}, "outbox_blocked_due"},
 	{"outbox_blocked", blocked, columns{"due_at": "'infinity'", "reason": "'other'"}, "outbox_blocked_reason_check"},
 	{"outbox_blocked", blocked, columns{"shard": "5"}, "outbox_blocked_channel_shard_fkey"},
 

@@ -11,13 +11,17 @@
 //	grant usage on schema commitbox to producer;
 //	grant usage on sequence commitbox.outbox_seq to producer;
 //	grant insert on commitbox.outbox_message to producer;
+//	grant insert on commitbox.outbox_scheduled to producer;
 //
 // To run a relay:
 //
 //	grant usage on schema commitbox to relay;
 //	grant usage on sequence commitbox.outbox_seq to relay;
 //	grant usage on sequence commitbox.outbox_epoch to relay;
-//	grant select, delete on commitbox.outbox_message to relay;
+//	grant select, insert, delete on commitbox.outbox_message to relay;
+//	grant select, update, delete on commitbox.outbox_scheduled to relay;
+//	grant insert on commitbox.outbox_sent to relay;
+//	grant execute on function commitbox.outbox_sent_days(integer, integer) to relay;
 //	grant select, insert, update on commitbox.outbox_channel to relay;
 //	grant select, insert, update on commitbox.outbox_shard to relay;
 //	grant select, insert, update, delete on commitbox.outbox_relay to relay;

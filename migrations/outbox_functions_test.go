@@ -137,8 +137,8 @@ func bury(t *testing.T, db *testenv.DB, id uuid.UUID, key string) {
 // hold makes the dead message of a key the head that holds it.
 func hold(t *testing.T, db *testenv.DB, id uuid.UUID) {
 	t.Helper()
-	exec(t, db, `insert into commitbox.outbox_blocked (channel, shard, key, due_at, reason)
-		select channel, shard, key, 'infinity', 'dead' from commitbox.outbox_dead where message_id = $1`, id)
+	exec(t, db, `insert into commitbox.outbox_blocked (channel, shard, key, due_at, reason, dead_id)
+		select channel, shard, key, 'infinity', 'dead', id from commitbox.outbox_dead where message_id = $1`, id)
 }
 
 func requeue(t *testing.T, db *testenv.DB, id uuid.UUID) bool {
@@ -209,7 +209,7 @@ func TestRequeueOfAHeldHeadKeepsItsPlace(t *testing.T) {
 	}
 }
 
-// Of two dead messages of a held key the older one is its head; the other one goes to the end.
+// Of two dead messages of a held key one holds it; the other one goes to the end.
 func TestRequeueBehindAHeldHead(t *testing.T) {
 	t.Parallel()
 	db, head, next := testenv.Database(t), uuid.New(), uuid.New()

@@ -51,7 +51,7 @@ func (p policy) bury(c *change, r *row, err error) {
 	switch {
 	case r.Key == "":
 	case p.hold:
-		c.hold = append(c.hold, r.keyRef())
+		c.hold = append(c.hold, held{r.keyRef(), r.id})
 	case r.deferred:
 		c.block = append(c.block, blocked{keyRef: r.keyRef()})
 	}

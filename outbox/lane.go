@@ -35,6 +35,7 @@ type lane struct {
 	link        link
 	shards      []*shard // in order
 	version     uint64   // of the assignment that shards come from
+	keep        bool     // what is confirmed is kept
 	unconfirmed []ref    // confirmed by the broker, delete not acknowledged
 	published   int      // confirmed since the lane was made
 
@@ -139,7 +140,7 @@ func (l *lane) adopt(ctx context.Context, next assignment) error {
 	for _, s := range l.shards {
 		known[s.holding] = s
 	}
-	l.shards, l.version, l.policy.hold = nil, next.version, next.hold
+	l.shards, l.version, l.policy.hold, l.keep = nil, next.version, next.hold, next.keep
 	var fresh []*shard
 	for _, h := range next.held {
 		if int(h.shard)%l.cfg.Lanes != l.index {
@@ -359,7 +360,7 @@ func (l *lane) confirm(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleLimit)
 	defer cancel()
-	if err := l.link.confirm(ctx, l.unconfirmed); err != nil {
+	if err := l.link.confirm(ctx, l.unconfirmed, l.keep); err != nil {
 		return fmt.Errorf("delete %d confirmed messages: %w", len(l.unconfirmed), err)
 	}
 	l.unconfirmed = nil
@@ -384,8 +385,8 @@ func (l *lane) apply(ctx context.Context, c change) error {
 	for _, b := range c.block {
 		l.block(b.keyRef, b.delay)
 	}
-	for _, k := range c.hold {
-		l.block(k, time.Hour)
+	for _, h := range c.hold {
+		l.block(h.keyRef, time.Hour)
 	}
 	for _, f := range slices.Concat(c.deferred, c.failed) {
 		if f.text != "" {

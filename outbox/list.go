@@ -25,6 +25,7 @@ type Stats struct {
 	BlockedKeys  int
 	Dead         int // without the discarded ones
 	Discarded    int
+	Scheduled    int // for later
 	Relays       int // with a lease that has not ended
 }
 
@@ -37,7 +38,7 @@ func (o *Operator) Stats(ctx context.Context, channel string) (Stats, error) {
 	}
 	return Stats{
 		Pending: int(s.Pending), PendingExact: s.PendingExact, Oldest: time.Duration(s.OldestSeconds * float64(time.Second)), Deferred: int(s.Deferred),
-		BlockedKeys: int(s.BlockedKeys), Dead: int(s.Dead), Discarded: int(s.Discarded), Relays: int(s.Relays),
+		BlockedKeys: int(s.BlockedKeys), Dead: int(s.Dead), Discarded: int(s.Discarded), Scheduled: int(s.Scheduled), Relays: int(s.Relays),
 	}, nil
 }
 

@@ -28,6 +28,10 @@ type memory struct {
 	dead     map[ref]*memoryMessage
 	keys     map[keyRef]*memoryBlock
 	open     map[*memoryTx]bool
+
+	keep      bool
+	sent      []*memoryMessage
+	scheduled []*memoryMessage
 }
 
 type memoryRelay struct{ joined, until time.Time }
@@ -50,6 +54,7 @@ type memoryMessage struct {
 type memoryBlock struct {
 	due    time.Time
 	reason string
+	dead   int64 // the message that holds the key
 }
 
 // memoryTx is an open business transaction.
@@ -211,7 +216,7 @@ func (s *memory) serverStart(context.Context) (time.Time, error) { return s.star
 func (s *memory) look(_ context.Context, owner uuid.UUID) (surroundings, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	around := surroundings{unclean: map[int16]probe{}, members: len(s.relays), rank: max(0, slices.Index(s.members(), owner)), hold: s.hold}
+	around := surroundings{unclean: map[int16]probe{}, members: len(s.relays), rank: max(0, slices.Index(s.members(), owner)), hold: s.hold, keep: s.keep}
 	for _, r := range s.relays {
 		around.expired = around.expired || r.until.Before(time.Now())
 	}
@@ -346,16 +351,44 @@ func (s *memory) nextDue(_ context.Context, of []int16) (time.Duration, bool, er
 	return time.Until(first), first != never, nil
 }
 
-func (s *memory) confirm(_ context.Context, confirmed []ref) error {
+func (s *memory) confirm(_ context.Context, confirmed []ref, keep bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, r := range confirmed {
-		r.deferred = false
-		delete(s.hot, r)
-		delete(s.deferred, r)
-		delete(s.dead, r)
+		at := r.origin()
+		for _, from := range []map[ref]*memoryMessage{s.hot, s.deferred, s.dead} {
+			if m := from[at]; m != nil && keep {
+				s.sent = append(s.sent, m)
+			}
+			delete(from, at)
+		}
 	}
 	return nil
+}
+
+func (s *memory) sentDays(context.Context) error { return nil }
+
+func (s *memory) moveScheduled(_ context.Context, atMost int) (int, time.Duration, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	slices.SortStableFunc(s.scheduled, func(a, b *memoryMessage) int { return a.due.Compare(b.due) })
+	moved := 0
+	for moved < min(atMost, len(s.scheduled)) && !s.scheduled[moved].due.After(time.Now()) {
+		s.place(s.scheduled[moved])
+		moved++
+	}
+	s.scheduled = s.scheduled[moved:]
+	if len(s.scheduled) == 0 {
+		return moved, time.Hour, nil
+	}
+	return moved, time.Until(s.scheduled[0].due), nil
+}
+
+// place puts a message at the end of hot.
+func (s *memory) place(m *memoryMessage) {
+	s.seq++
+	m.Position = s.seq
+	s.hot[ref{shard: m.shard, id: m.Position}] = m
 }
 
 var errBroken = errors.New("the store's rules do not allow it")
@@ -372,13 +405,15 @@ func (s *memory) apply(_ context.Context, owner uuid.UUID, epochs map[int16]int6
 	c = c.without(done.lost)
 	for _, b := range c.block {
 		if known := s.keys[b.keyRef]; known == nil {
-			s.keys[b.keyRef] = &memoryBlock{time.Now().Add(b.delay), "retry"}
+			s.keys[b.keyRef] = &memoryBlock{due: time.Now().Add(b.delay), reason: "retry"}
 		} else if known.reason == "retry" {
 			known.due = time.Now().Add(b.delay)
 		}
 	}
-	for _, k := range c.hold {
-		s.keys[k] = &memoryBlock{never, "dead"}
+	for _, h := range c.hold {
+		if b := s.keys[h.keyRef]; b == nil || b.reason != "dead" {
+			s.keys[h.keyRef] = &memoryBlock{never, "dead", h.id}
+		}
 	}
 	for _, f := range c.deferred {
 		at := f.origin()
@@ -435,17 +470,98 @@ func (s *memory) requeue(at ref) {
 	delete(s.dead, at)
 	m.attempts = 0
 	k := keyRef{m.shard, m.Key}
-	first := func(table map[ref]*memoryMessage) bool {
-		return len(sorted(table, false, func(o *memoryMessage) bool { return o.shard == m.shard && o.Key == m.Key && o.Position < m.Position })) == 0
-	}
-	if b := s.keys[k]; m.Key != "" && b != nil && b.reason == "dead" && first(s.dead) && first(s.deferred) {
+	if b := s.keys[k]; m.Key != "" && b != nil && b.dead == m.Position {
 		s.deferred[at] = m
-		b.reason, b.due = "retry", time.Now()
+		*b = memoryBlock{due: time.Now(), reason: "retry"}
 		s.epoch++
 		s.shards[m.shard].epoch = s.epoch
 		return
 	}
-	s.seq++
-	m.Position = s.seq
-	s.hot[ref{shard: m.shard, id: m.Position}] = m
+	s.place(m)
+}
+
+// The operator's functions, as in migrations/00004_outbox_operate.sql.
+
+func (s *memory) touch(k keyRef) {
+	s.epoch++
+	s.shards[k.shard].epoch = s.epoch
+}
+
+// reblock changes why a key is blocked.
+func (s *memory) reblock(k keyRef, from, to string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.touch(k)
+	if b := s.keys[k]; b != nil && b.reason == from {
+		b.reason, b.due = to, never
+		if to == "retry" {
+			b.due = time.Now()
+		}
+	}
+}
+
+func (s *memory) park(k keyRef) {
+	s.mu.Lock()
+	known := s.keys[k] != nil
+	if !known {
+		s.touch(k)
+		s.keys[k] = &memoryBlock{due: never, reason: "parked"}
+	}
+	s.mu.Unlock()
+	if known {
+		s.reblock(k, "retry", "parked")
+	}
+}
+
+// skipHead takes the first message of a blocked key out of its way and returns it.
+func (s *memory) skipHead(k keyRef) (head uuid.UUID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.touch(k)
+	b := s.keys[k]
+	if b == nil {
+		return head
+	}
+	of := func(m *memoryMessage) bool { return m.shard == k.shard && m.Key == k.key }
+	if b.reason == "dead" {
+		head = s.dead[ref{shard: k.shard, id: b.dead}].ID
+	} else if behind := sorted(s.deferred, false, of); len(behind) > 0 {
+		at := behind[0].ref
+		head = behind[0].ID
+		s.dead[at] = s.deferred[at]
+		delete(s.deferred, at)
+	}
+	if head != uuid.Nil && b.reason != "parked" {
+		*b = memoryBlock{due: time.Now(), reason: "retry"}
+	}
+	return head
+}
+
+// discard gives a dead message up. Here it is forgotten; in PostgreSQL it stays.
+func (s *memory) discard(at ref) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m := s.dead[at]
+	delete(s.dead, at)
+	k := keyRef{m.shard, m.Key}
+	if b := s.keys[k]; b != nil && b.dead == m.Position {
+		*b = memoryBlock{due: time.Now(), reason: "retry"}
+		s.touch(k)
+	}
+}
+
+// replay publishes a kept message again.
+func (s *memory) replay(m *memoryMessage) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	again := *m
+	again.attempts, again.text = 0, ""
+	s.place(&again)
+}
+
+// schedule stores a committed message for later.
+func (s *memory) schedule(m Message, due time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.scheduled = append(s.scheduled, &memoryMessage{Record: Record{Message: m, EnqueuedAt: time.Now()}, shard: shardOf(&m), due: due})
 }

@@ -30,6 +30,10 @@ type Message struct {
 	// Headers are passed on. Names and values together at most Config.HeadersMax bytes, valid UTF-8 without NUL.
 	Headers map[string]string
 
+	// DeliverAt is when the message is to be published, by the database's clock; it takes its place among those of its key
+	// then, and blocks nobody before. Zero, or past: at once. Before the year 10000.
+	DeliverAt time.Time
+
 	// Payload is opaque. At most Config.PayloadMax bytes; may be empty.
 	Payload []byte
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/commitbox/commitbox"
 	"github.com/commitbox/commitbox/internal/check"
 	"github.com/commitbox/commitbox/internal/db"
 	"github.com/commitbox/commitbox/internal/schema"
@@ -45,10 +46,10 @@ func NewOperator(pool *pgxpool.Pool, schemaName string) (*Operator, error) {
 }
 
 const (
-	reasonMax     = 900
-	operatorWait  = 2 * time.Second
-	requeueMax    = 200 // messages of one transaction: failures in their shards wait for it
-	requeueRhythm = 100 * time.Millisecond
+	reasonMax    = 900
+	operatorWait = 2 * time.Second
+	stepMax      = 200 // messages of one transaction: failures in their shards wait for it
+	stepEvery    = 100 * time.Millisecond
 )
 
 // Requeue makes a dead message run again, a discarded one too. Where it holds its key (policy hold), it runs first of its key
@@ -120,38 +121,86 @@ func (o *Operator) RequeueMany(ctx context.Context, f RequeueFilter) (done int, 
 		check.OptionalText("RequeueFilter.Reason", f.Reason, reasonMax)); err != nil {
 		return 0, err
 	}
-	if f.Rate < 0 {
-		return 0, fmt.Errorf("outbox: RequeueFilter.Rate is %d, not positive", f.Rate)
+	return o.atRate(ctx, f.Rate, f.DryRun, func(atMost int) (n int, err error) {
+		err = o.locked(ctx, func(q *db.Queries) error {
+			done, err := q.OutboxRequeueMany(ctx, db.OutboxRequeueManyParams{
+				Channel: f.Channel, Topic: optional(f.Topic), Since: optionalTime(f.Since),
+				Until: optionalTime(f.Until), AtMost: int32(atMost), DryRun: f.DryRun, Reason: optional(f.Reason),
+			})
+			n = int(done)
+			return err
+		})
+		return n, err
+	})
+}
+
+// atRate repeats a step, for so many messages per second, until it finds none. A dry run is one step.
+func (o *Operator) atRate(ctx context.Context, rate int, dryRun bool, step func(atMost int) (int, error)) (done int, err error) {
+	if rate < 0 {
+		return 0, &commitbox.InputError{Field: "Rate", Problem: "is negative"}
 	}
-	started := time.Now()
-	for {
-		due := int(float64(f.Rate)*(time.Since(started)+requeueRhythm).Seconds()) - done
-		n, err := o.requeueSome(ctx, f, min(due, requeueMax))
-		if done += n; err != nil {
-			return done, fmt.Errorf("outbox: requeue dead messages of channel %s, %d done: %w", f.Channel, done, err)
+	for started := time.Now(); ; {
+		due := min(int(float64(rate)*(time.Since(started)+stepEvery).Seconds())-done, stepMax)
+		if due > 0 || dryRun {
+			n, err := step(due)
+			if done += n; err != nil {
+				return done, fmt.Errorf("outbox: stopped after %d messages: %w", done, err)
+			}
+			if n == 0 || dryRun {
+				return done, nil
+			}
 		}
-		if f.DryRun || due > 0 && n == 0 {
-			return done, nil
-		}
-		if ahead := time.Duration(done)*time.Second/time.Duration(f.Rate) - time.Since(started); ahead > 0 && !sleep(ctx, min(ahead, requeueRhythm)) {
+		ahead := time.Duration(done)*time.Second/time.Duration(rate) - time.Since(started)
+		if ahead > 0 && !sleep(ctx, min(ahead, stepEvery)) {
 			return done, ctx.Err()
 		}
 	}
 }
 
-func (o *Operator) requeueSome(ctx context.Context, f RequeueFilter, atMost int) (n int, err error) {
-	if atMost <= 0 && !f.DryRun {
-		return 0, nil
+// ReplayFilter selects kept messages for [Operator.Replay].
+type ReplayFilter struct {
+	Channel      string    // default "default"; its keep_days say how long messages are kept
+	Since, Until time.Time // when they were confirmed; Since is required, Until defaults to now
+	Topic, Key   string    // empty: all
+	Rate         int       // messages per second; default 100
+	DryRun       bool      // only count
+	Reason       string
+}
+
+// Replay publishes kept messages again, in the order in which they were confirmed, at a rate. They keep their ids, so that a
+// consumer's inbox can tell them, and take new places at the end of their keys. It returns how many it did, or with DryRun
+// how many there are.
+func (o *Operator) Replay(ctx context.Context, f ReplayFilter) (done int, err error) {
+	f.Channel, f.Rate = cmp.Or(f.Channel, DefaultChannel), cmp.Or(f.Rate, 100)
+	if f.Until.IsZero() {
+		f.Until = time.Now()
 	}
-	err = o.locked(ctx, func(q *db.Queries) error {
-		done, err := q.OutboxRequeueMany(ctx, db.OutboxRequeueManyParams{
-			Channel: f.Channel, Topic: optional(f.Topic), Since: optionalTime(f.Since),
-			Until: optionalTime(f.Until), AtMost: int32(atMost), DryRun: f.DryRun, Reason: optional(f.Reason),
+	if err := cmp.Or(check.Text("ReplayFilter.Channel", f.Channel, channelMax), check.OptionalText("ReplayFilter.Topic", f.Topic, topicMax),
+		check.OptionalText("ReplayFilter.Key", f.Key, keyMax), check.OptionalText("ReplayFilter.Reason", f.Reason, reasonMax), sinceGiven(f.Since)); err != nil {
+		return 0, err
+	}
+	next := db.ReplayParams{
+		Channel: f.Channel, Since: f.Since, Until: f.Until, Topic: optional(f.Topic), Key: optional(f.Key),
+		AfterAt: f.Since.Add(-time.Second), DryRun: f.DryRun, Reason: optional(f.Reason),
+	}
+	return o.atRate(ctx, f.Rate, f.DryRun, func(atMost int) (n int, err error) {
+		next.AtMost = int32(atMost)
+		err = o.locked(ctx, func(q *db.Queries) error {
+			r, err := q.Replay(ctx, next)
+			if n = int(r.Done); err == nil && n > 0 {
+				next.AfterAt, next.AfterID = r.LastAt, r.LastID
+			}
+			return err
 		})
-		n = int(done)
-		return err
+		return n, err
 	})
-	return n, err
+}
+
+func sinceGiven(since time.Time) error {
+	if since.IsZero() {
+		return &commitbox.InputError{Field: "ReplayFilter.Since", Problem: "is zero"}
+	}
+	return nil
 }
 
 // change checks the names and runs one function.

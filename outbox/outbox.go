@@ -15,10 +15,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/commitbox/commitbox"
 	"github.com/commitbox/commitbox/internal/check"
@@ -48,6 +49,11 @@ type Config struct {
 	// It has to be set wherever messages of these keys are enqueued. Transactions that enqueue for several keys in
 	// several calls can deadlock (40P01): retry them, or enqueue in one call.
 	CommitOrder bool
+
+	// Trace returns headers to store with every message, such as traceparent and tracestate of the request in ctx. A header
+	// that the message has already wins. The publisher hands them on, so that a consumer can link its work to the request
+	// that enqueued, and never to the one that happened to publish. They count for HeadersMax. Default: none.
+	Trace func(ctx context.Context) map[string]string
 }
 
 func (c Config) check() (Config, error) {
@@ -87,7 +93,7 @@ func Enqueue(ctx context.Context, tx pgx.Tx, messages ...Message) ([]uuid.UUID, 
 }
 
 // Enqueue stores messages in tx, in the order given, with one statement, and returns their ids. They are published after
-// tx has committed, and never if it is rolled back, to a savepoint too.
+// tx has committed, and never if it is rolled back, to a savepoint too. Messages for later take one more statement.
 //
 // Bad input is answered with a *commitbox.InputError that names the field, before anything is sent: none of the messages
 // is stored, and tx can go on. Any other error comes from PostgreSQL and has aborted tx.
@@ -98,29 +104,70 @@ func (b *Box) Enqueue(ctx context.Context, tx pgx.Tx, messages ...Message) ([]uu
 	if len(messages) == 0 {
 		return nil, nil
 	}
-	ids, params, err := b.encode(messages)
+	var traced map[string]string
+	if b.cfg.Trace != nil {
+		traced = b.cfg.Trace(ctx)
+	}
+	ids, params, err := b.encode(messages, traced)
 	if err != nil {
 		return nil, err
 	}
-	q := db.New(b.schema.On(tx))
-	if b.cfg.CommitOrder {
-		err = q.EnqueueInCommitOrder(ctx, db.EnqueueInCommitOrderParams(params))
-	} else {
-		err = q.Enqueue(ctx, params)
-	}
-	if err != nil {
+	if err := b.store(ctx, db.New(b.schema.On(tx)), params); err != nil {
 		return nil, fmt.Errorf("outbox: enqueue %d messages, first id %s: %w", len(ids), ids[0], check.Ended(err))
 	}
 	return ids, nil
 }
 
+func (b *Box) store(ctx context.Context, q *db.Queries, p columnsOf) error {
+	if len(p.now.MessageIds) > 0 {
+		var err error
+		if b.cfg.CommitOrder {
+			err = q.EnqueueInCommitOrder(ctx, db.EnqueueInCommitOrderParams(p.now))
+		} else {
+			err = q.Enqueue(ctx, p.now)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if len(p.dueAts) == 0 {
+		return nil
+	}
+	return q.Schedule(ctx, db.ScheduleParams{
+		DueAts: p.dueAts, MessageIds: p.later.MessageIds, Channels: p.later.Channels, Keys: p.later.Keys,
+		Topics: p.later.Topics, ContentTypes: p.later.ContentTypes, Headers: p.later.Headers, Payloads: p.later.Payloads,
+	})
+}
+
+// columnsOf is messages laid out as the columns of their tables.
+type columnsOf struct {
+	now, later db.EnqueueParams
+	dueAts     []time.Time // of later
+}
+
+func (c *columnsOf) add(m *Message, headers string) {
+	p := &c.now
+	if !m.DeliverAt.IsZero() {
+		p = &c.later
+		c.dueAts = append(c.dueAts, m.DeliverAt)
+	}
+	p.MessageIds = append(p.MessageIds, pgID(m.ID))
+	p.Channels = append(p.Channels, m.Channel)
+	p.Keys = append(p.Keys, m.Key)
+	p.Topics = append(p.Topics, m.Topic)
+	p.ContentTypes = append(p.ContentTypes, m.ContentType)
+	p.Headers = append(p.Headers, headers)
+	p.Payloads = append(p.Payloads, m.Payload)
+}
+
 // encode checks the messages and lays them out as columns.
-func (b *Box) encode(messages []Message) ([]uuid.UUID, db.EnqueueParams, error) {
+func (b *Box) encode(messages []Message, traced map[string]string) ([]uuid.UUID, columnsOf, error) {
 	ids := make([]uuid.UUID, len(messages))
-	var p db.EnqueueParams
+	var p columnsOf
 	total := 0
 	for i, m := range messages {
 		m.Channel = cmp.Or(m.Channel, DefaultChannel)
+		m.Headers = withTrace(m.Headers, traced)
 		if err := b.check(m); err != nil {
 			return nil, p, inMessage(i, len(messages), err)
 		}
@@ -140,13 +187,7 @@ func (b *Box) encode(messages []Message) ([]uuid.UUID, db.EnqueueParams, error) 
 		}
 		ids[i] = m.ID
 		total += len(m.Payload) + len(headers)
-		p.MessageIds = append(p.MessageIds, pgtype.UUID{Bytes: m.ID, Valid: true})
-		p.Channels = append(p.Channels, m.Channel)
-		p.Keys = append(p.Keys, m.Key)
-		p.Topics = append(p.Topics, m.Topic)
-		p.ContentTypes = append(p.ContentTypes, m.ContentType)
-		p.Headers = append(p.Headers, headers)
-		p.Payloads = append(p.Payloads, m.Payload)
+		p.add(&m, headers)
 	}
 	return ids, p, check.Size("messages", total, enqueueMax)
 }
@@ -160,7 +201,25 @@ func (b *Box) check(m Message) error {
 		check.OptionalText("ContentType", m.ContentType, contentTypeMax),
 		check.Size("Payload", len(m.Payload), b.cfg.PayloadMax),
 		b.checkHeaders(m.Headers),
+		checkTime(m.DeliverAt),
 	)
+}
+
+func checkTime(at time.Time) error {
+	if year := at.Year(); year < 1 || year > 9999 {
+		return &commitbox.InputError{Field: "DeliverAt", Problem: "is not within the years 1 to 9999"}
+	}
+	return nil
+}
+
+// withTrace adds headers that a message does not have; the message's own are not changed.
+func withTrace(own, traced map[string]string) map[string]string {
+	if len(traced) == 0 {
+		return own
+	}
+	all := maps.Clone(traced)
+	maps.Copy(all, own)
+	return all
 }
 
 func (b *Box) checkHeaders(headers map[string]string) error {

@@ -33,7 +33,7 @@ func openPostgres(ctx context.Context, pool *pgxpool.Pool, cfg RelayConfig) (sto
 	if err != nil {
 		return nil, nil, fmt.Errorf("outbox: %w", err)
 	}
-	const others = 3 // gate, heartbeat, roster
+	const others = 4 // gate, heartbeat, roster, clock
 	own, err := ownpool.Open(ctx, pool, int32(cfg.Lanes)+others, pgx.QueryExecModeCacheDescribe)
 	if err != nil {
 		return nil, nil, fmt.Errorf("outbox: open the relay's connections: %w", err)
@@ -96,6 +96,10 @@ func (p *postgres) leave(ctx context.Context, owner uuid.UUID) error {
 	return db.New(p.schema.On(p.pool)).LeaveRelay(ctx, db.LeaveRelayParams{Channel: p.channel, Owner: pgID(owner)})
 }
 
+func (p *postgres) sentDays(ctx context.Context) error {
+	return db.New(p.schema.On(p.pool)).SentDays(ctx)
+}
+
 func (p *postgres) connect(ctx context.Context) (link, error) {
 	conn, err := p.pool.Acquire(ctx)
 	if err != nil {
@@ -142,7 +146,7 @@ func (l *postgresLink) look(ctx context.Context, owner uuid.UUID) (surroundings,
 	owned, err := l.q.OwnedShards(ctx, db.OwnedShardsParams{Channel: l.channel, Owner: pgID(owner)})
 	s := surroundings{
 		unclean: make(map[int16]probe), members: int(around.Members), rank: int(around.Rank),
-		expired: around.Expired, free: int(around.Free), hold: around.DeadPolicy == "hold",
+		expired: around.Expired, free: int(around.Free), hold: around.DeadPolicy == "hold", keep: around.KeepDays > 0,
 	}
 	for _, o := range owned {
 		s.held = append(s.held, holding{o.Shard, o.Epoch})
@@ -234,10 +238,22 @@ func (l *postgresLink) nextDue(ctx context.Context, shards []int16) (time.Durati
 	return time.Duration(seconds * float64(time.Second)), true, nil
 }
 
+func (l *postgresLink) moveScheduled(ctx context.Context, atMost int) (int, time.Duration, error) {
+	r, err := l.q.MoveScheduled(ctx, db.MoveScheduledParams{Channel: l.channel, AtMost: int32(atMost)})
+	if err != nil {
+		return 0, 0, err
+	}
+	return int(r.Moved), time.Duration(min(r.NextIn, time.Hour.Seconds()) * float64(time.Second)), nil
+}
+
 // confirm deletes hot messages first; what is missing there was deferred, or was read from there. The last look is for
 // what a later owner declared dead.
-func (l *postgresLink) confirm(ctx context.Context, confirmed []ref) error {
+func (l *postgresLink) confirm(ctx context.Context, confirmed []ref, keep bool) error {
 	shards, ids := columns(confirmed)
+	if keep {
+		_, err := l.q.KeepConfirmed(ctx, db.KeepConfirmedParams{Shards: shards, Ids: ids, Channel: l.channel})
+		return err
+	}
 	n, err := l.q.DeleteConfirmed(ctx, db.DeleteConfirmedParams{Shards: shards, Ids: ids, Channel: l.channel})
 	left := int64(len(confirmed)) - n
 	if err != nil || left == 0 {
@@ -315,8 +331,8 @@ func (l *postgresLink) holdKeys(ctx context.Context, q *db.Queries, c *change) e
 		return nil
 	}
 	p := db.HoldKeysParams{Channel: l.channel}
-	for _, k := range c.hold {
-		p.Shards, p.Keys = append(p.Shards, k.shard), append(p.Keys, k.key)
+	for _, h := range c.hold {
+		p.Shards, p.Keys, p.Ids = append(p.Shards, h.shard), append(p.Keys, h.key), append(p.Ids, h.id)
 	}
 	return q.HoldKeys(ctx, p)
 }

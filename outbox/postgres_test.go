@@ -156,13 +156,13 @@ func TestA5_AStaleConfirmationRemovesNoNewCopy(t *testing.T) {
 	must(t, err)
 	var requeued bool
 	must(t, db.Pool.QueryRow(t.Context(), "select commitbox.outbox_requeue('default', $1)", a1.ID.String()).Scan(&requeued))
-	must(t, s.link.confirm(t.Context(), []ref{a1.ref})) // a former owner's, late
+	must(t, s.link.confirm(t.Context(), []ref{a1.ref}, false)) // a former owner's, late
 	after := s.poll(t, 10, 1<<20, 0)
 	if !requeued || len(after) != 1 || after[0].ID != a1.ID || after[0].id == a1.id {
 		t.Errorf("requeued %v; in hot now: %+v", requeued, after)
 	}
-	must(t, s.link.confirm(t.Context(), []ref{after[0].ref}))
-	must(t, s.link.confirm(t.Context(), []ref{after[0].ref})) // again, its answer was lost
+	must(t, s.link.confirm(t.Context(), []ref{after[0].ref}, false))
+	must(t, s.link.confirm(t.Context(), []ref{after[0].ref}, false)) // again, its answer was lost
 	expect(t, "hot after the confirmation", 0, len(s.poll(t, 10, 1<<20, 0)))
 }
 

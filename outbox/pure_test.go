@@ -63,13 +63,13 @@ func TestDecide(t *testing.T) {
 		"fails, no key":   {row: loose, verdict: verdict{resultRetryable, boom}, want: decision{tried: true, change: change{deferred: []failure{{loose.ref, 2, "boom", 2 * time.Second}}}}},
 		"last attempt":    {row: last, verdict: verdict{resultRetryable, boom}, want: decision{tried: true, change: change{buried: []failure{{ref: keyed.ref, text: "boom"}}}}},
 		"permanent":       {row: keyed, verdict: verdict{resultPermanent, boom}, want: decision{tried: true, change: change{buried: []failure{{ref: keyed.ref, text: "boom"}}}}},
-		"permanent, hold": {row: keyed, verdict: verdict{resultPermanent, boom}, hold: true, want: decision{tried: true, change: change{buried: []failure{{ref: keyed.ref, text: "boom"}}, hold: []keyRef{key}}}},
+		"permanent, hold": {row: keyed, verdict: verdict{resultPermanent, boom}, hold: true, want: decision{tried: true, change: change{buried: []failure{{ref: keyed.ref, text: "boom"}}, hold: []held{{key, 7}}}}},
 		"head dies":       {row: waiting, verdict: verdict{resultRetryable, boom}, want: decision{tried: true, change: change{buried: []failure{{ref: waiting.ref, text: "boom"}}, block: []blocked{{keyRef: key}}}}},
-		"head dies, hold": {row: waiting, verdict: verdict{resultRetryable, boom}, hold: true, want: decision{tried: true, change: change{buried: []failure{{ref: waiting.ref, text: "boom"}}, hold: []keyRef{key}}}},
+		"head dies, hold": {row: waiting, verdict: verdict{resultRetryable, boom}, hold: true, want: decision{tried: true, change: change{buried: []failure{{ref: waiting.ref, text: "boom"}}, hold: []held{{key, 7}}}}},
 	} {
 		p := policy{maxAttempts: 5, hold: tc.hold, backoff: func(n int) time.Duration { return time.Duration(n) * time.Second }}
 		got := p.decide([]row{tc.row}, []verdict{tc.verdict})
-		if diff := cmp.Diff(tc.want, got, cmp.AllowUnexported(decision{}, change{}, failure{}, blocked{}, ref{}, keyRef{}), cmp.Comparer(errors.Is)); diff != "" {
+		if diff := cmp.Diff(tc.want, got, cmp.AllowUnexported(decision{}, change{}, failure{}, blocked{}, held{}, ref{}, keyRef{}), cmp.Comparer(errors.Is)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}

@@ -23,7 +23,7 @@ type Relay struct {
 }
 
 // NewRelay returns a relay; it touches the database when it runs. The relay opens connections of its own with the
-// settings of pool, one for each lane and three more, so that a busy pool cannot cost it its lease. The error names every
+// settings of pool, one for each lane and four more, so that a busy pool cannot cost it its lease. The error names every
 // bad field of cfg.
 func NewRelay(pool *pgxpool.Pool, publisher Publisher, cfg RelayConfig) (*Relay, error) {
 	cfg = cfg.withDefaults()
@@ -151,6 +151,7 @@ type session struct {
 	member  *member
 	gate    *gate
 	roster  *roster
+	clock   *clock
 	lanes   []*lane
 	ctx     context.Context // ends with the caller's, or with a cause when the session cannot go on
 	cancel  context.CancelCauseFunc
@@ -162,7 +163,7 @@ func newSession(ctx context.Context, r *Relay, store store) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &session{Relay: r, store: store, member: m, gate: newGate(r.cfg, store), roster: newRoster(r.cfg, store, m.owner), beating: make(chan struct{})}
+	s := &session{Relay: r, store: store, member: m, gate: newGate(r.cfg, store), roster: newRoster(r.cfg, store, m.owner), clock: &clock{store: store}, beating: make(chan struct{})}
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
 	s.makeLanes()
 	go func() {
@@ -193,6 +194,9 @@ func (s *session) run() error {
 	})
 	group.Go(func() {
 		s.roster.run(s.ctx, func(err error) { s.report(err, "roster") })
+	})
+	group.Go(func() {
+		s.clock.run(s.ctx, func(err error) { s.report(err, "clock") })
 	})
 	for _, l := range s.lanes {
 		group.Go(func() { s.serve(l) })
@@ -248,6 +252,9 @@ func (l *lane) wait(ctx context.Context, news, assigned <-chan struct{}) {
 
 // once does one round.
 func (s *session) once(ctx context.Context) (published int, err error) {
+	if _, err := s.clock.move(ctx); err != nil {
+		return 0, err
+	}
 	if err := s.gate.look(ctx, time.Now()); err != nil {
 		return 0, err
 	}
@@ -273,6 +280,7 @@ func (s *session) end() error {
 	}
 	s.gate.close()
 	s.roster.close()
+	s.clock.close()
 	cause := context.Cause(s.ctx)
 	if errors.Is(cause, ErrPublishStalled) || errors.Is(cause, errLeaseLost) {
 		return cause

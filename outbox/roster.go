@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -13,6 +14,9 @@ import (
 
 // tickEvery is how often a relay looks at who else is there and what it owns.
 const tickEvery = time.Second
+
+// daysEvery is how often a relay makes and drops days of kept messages. They are made seven ahead.
+const daysEvery = time.Hour
 
 // roster keeps the relay's fair share of the channel's shards: it takes free ones, and gives surplus ones back once the
 // lanes have finished with them. Lanes work under an assignment and take up a new one between two rounds, with nothing
@@ -26,6 +30,7 @@ type roster struct {
 	link     link
 	draining []holding // not assigned any more, given back when every lane has adopted drainedAt
 	drained  uint64
+	daysMade time.Time
 
 	mu      sync.Mutex
 	current assignment
@@ -39,6 +44,7 @@ type assignment struct {
 	held    []holding
 	unclean map[int16]probe // shards taken over from a relay that died, with what it noted last
 	hold    bool            // a dead message holds its key
+	keep    bool            // confirmed messages are kept
 }
 
 func newRoster(cfg RelayConfig, s store, owner uuid.UUID) *roster {
@@ -122,6 +128,12 @@ func (r *roster) look(ctx context.Context) (err error) {
 			return err
 		}
 	}
+	if around.keep && time.Since(r.daysMade) > daysEvery {
+		if err := r.store.sentDays(ctx); err != nil {
+			return fmt.Errorf("make the days of kept messages: %w", err)
+		}
+		r.daysMade = time.Now()
+	}
 	r.assign(around)
 	return nil
 }
@@ -143,7 +155,7 @@ func (r *roster) release(ctx context.Context) error {
 
 // assign publishes what the lanes may serve: all that is held, less what goes to others.
 func (r *roster) assign(around surroundings) {
-	next := assignment{held: around.held, unclean: around.unclean, hold: around.hold}
+	next := assignment{held: around.held, unclean: around.unclean, hold: around.hold, keep: around.keep}
 	if len(r.draining) > 0 {
 		next.held = without(next.held, r.draining)
 	}
@@ -161,7 +173,7 @@ func (r *roster) assign(around surroundings) {
 func (r *roster) publish(next assignment) uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.current.version > 0 && slices.Equal(next.held, r.current.held) && next.hold == r.current.hold {
+	if r.current.version > 0 && slices.Equal(next.held, r.current.held) && next.hold == r.current.hold && next.keep == r.current.keep {
 		return r.current.version
 	}
 	next.version = r.current.version + 1

@@ -229,8 +229,16 @@ func (w *slow) drained(ctx context.Context, of []int16, keys int) ([]keyRef, err
 	return pass(w, func() ([]keyRef, error) { return w.memory.drained(ctx, of, keys) })
 }
 
-func (w *slow) confirm(ctx context.Context, c []ref) error {
-	return effect(w, func() error { return w.memory.confirm(ctx, c) })
+func (w *slow) confirm(ctx context.Context, c []ref, keep bool) error {
+	return effect(w, func() error { return w.memory.confirm(ctx, c, keep) })
+}
+
+func (w *slow) moveScheduled(ctx context.Context, atMost int) (moved int, nextIn time.Duration, err error) {
+	moved, err = pass(w, func() (n int, err error) {
+		n, nextIn, err = w.memory.moveScheduled(ctx, atMost)
+		return n, err
+	})
+	return moved, nextIn, err
 }
 
 func (w *slow) apply(ctx context.Context, o uuid.UUID, e map[int16]int64, c change) (outcome, error) {

@@ -21,7 +21,8 @@ var (
 )
 
 // TestSimulation runs the relay's code against a store in memory under thousands of interleavings of kills, pauses past
-// the lease, joins and leaves, lost answers, late commits, aborts, refusals, outages and requeues. A failing seed is
+// the lease, joins and leaves, lost answers, late commits, aborts, refusals, outages, scheduled and kept messages, and
+// everything that an operator can do. A failing seed is
 // replayed with: go test ./outbox -run TestSimulation -sim.seed=N
 func TestSimulation(t *testing.T) {
 	if *simSeed > 0 {
@@ -65,6 +66,9 @@ type simulation struct {
 	committed map[string][]string
 	ids       map[uuid.UUID]bool
 	died      map[uuid.UUID]bool // messages that were dead once
+	moved     map[uuid.UUID]bool // messages that are not in their key's order: scheduled, skipped, discarded
+	discarded map[uuid.UUID]bool
+	replays   map[uuid.UUID]int
 	next      uint64
 }
 
@@ -81,8 +85,9 @@ func newSimulation(seed uint64) *simulation {
 	s := &simulation{
 		scheduler: newScheduler(seed), store: newMemory(2 * time.Second), locks: map[string]bool{},
 		committed: map[string][]string{}, ids: map[uuid.UUID]bool{}, died: map[uuid.UUID]bool{},
+		moved: map[uuid.UUID]bool{}, discarded: map[uuid.UUID]bool{}, replays: map[uuid.UUID]int{},
 	}
-	s.store.hold = s.chance(50)
+	s.store.hold, s.store.keep = s.chance(50), s.chance(50)
 	s.faults = s.chance(85)
 	s.orders = s.chance(40)
 	s.broker = &simBroker{s: s, seen: map[uuid.UUID]int{}}
@@ -178,7 +183,7 @@ func (s *simulation) join() {
 		}
 		r.session = &session{Relay: relay, member: m, ctx: r.ctx, cancel: r.cancel, gate: newGate(cfg, nil), roster: newRoster(cfg, nil, m.owner)}
 		r.session.makeLanes()
-		alive := len(r.session.lanes) + 3
+		alive := len(r.session.lanes) + 4
 		part := func(body func(a *actor)) {
 			s.spawn(r.process, func(a *actor) {
 				body(a)
@@ -199,6 +204,13 @@ func (s *simulation) join() {
 			for r.ctx.Err() == nil {
 				_ = r.session.roster.look(r.ctx)
 				s.sleep(a, tickEvery/4)
+			}
+		})
+		part(func(a *actor) {
+			r.session.clock = &clock{store: view(a)}
+			for r.ctx.Err() == nil {
+				wait, _ := r.session.clock.move(r.ctx)
+				s.sleep(a, wait)
 			}
 		})
 		part(func(a *actor) {
@@ -266,6 +278,12 @@ func (s *simulation) write(a *actor) {
 			s.sleep(a, time.Duration(s.random.IntN(1500))*time.Millisecond)
 		}
 		commit := !s.chance(15)
+		if commit && s.chance(10) {
+			m := Message{ID: s.id(), Key: key, Topic: "t", Channel: DefaultChannel}
+			m.Payload = []byte(m.ID.String())
+			s.ids[m.ID], s.moved[m.ID] = true, true
+			s.store.schedule(m, time.Now().Add(time.Duration(s.random.IntN(2000))*time.Millisecond))
+		}
 		if commit {
 			s.committed[key] = append(s.committed[key], payloads...)
 			for _, p := range payloads {
@@ -285,14 +303,42 @@ func (s *simulation) id() (id uuid.UUID) {
 	return id
 }
 
-// operate requeues dead messages.
+// operate does what operators do: everything while the run is wild, and what brings it to rest once it is calm.
 func (s *simulation) operate(a *actor) {
 	for {
 		s.sleep(a, time.Duration(50+s.random.IntN(200))*time.Millisecond)
 		for _, r := range sorted(s.store.dead, false, func(*memoryMessage) bool { return true }) {
 			s.died[r.ID] = true
-			if s.calm || s.chance(30) {
+			switch {
+			case s.calm || s.chance(30):
 				s.store.requeue(r.ref)
+			case s.chance(3):
+				s.discarded[r.ID], s.moved[r.ID] = true, true
+				s.store.discard(r.ref)
+			}
+		}
+		m := Message{Key: fmt.Sprint("k", s.random.IntN(simKeys))}
+		k := keyRef{shardOf(&m), m.Key}
+		if s.calm {
+			s.store.reblock(k, "parked", "retry")
+			continue
+		}
+		switch s.random.IntN(8) {
+		case 0:
+			s.store.park(k)
+		case 1, 2:
+			s.store.reblock(k, "parked", "retry")
+		case 3:
+			s.store.reblock(k, "retry", "retry")
+		case 4:
+			if head := s.store.skipHead(k); head != uuid.Nil {
+				s.moved[head] = true
+			}
+		case 5:
+			if n := len(s.store.sent); n > 0 {
+				again := s.store.sent[s.random.IntN(n)]
+				s.replays[again.ID]++
+				s.store.replay(again)
 			}
 		}
 	}
@@ -358,7 +404,7 @@ type simOrderer struct{ *simBroker }
 func (simOrderer) StopsKeyAtFirstFailure() bool { return true }
 
 func (s *simulation) done() bool {
-	return len(s.store.hot)+len(s.store.deferred)+len(s.store.dead)+len(s.store.keys) == 0
+	return len(s.store.hot)+len(s.store.deferred)+len(s.store.dead)+len(s.store.keys)+len(s.store.scheduled) == 0
 }
 
 func (s *simulation) violations() (found []string) {
@@ -370,10 +416,10 @@ func (s *simulation) violations() (found []string) {
 		if !s.ids[id] {
 			found = append(found, fmt.Sprintf("published %s, which was not committed", id))
 		}
-		copies += n - 1
+		copies += n - 1 - s.replays[id]
 	}
 	for id := range s.ids {
-		if s.broker.seen[id] == 0 {
+		if s.broker.seen[id] < 1+s.replays[id] && !s.discarded[id] {
 			found = append(found, fmt.Sprintf("lost %s", id))
 		}
 	}
@@ -391,10 +437,11 @@ func (s *simulation) violations() (found []string) {
 			}
 		}
 		// Under policy skip a message that was dead comes back at the end of its key.
-		if !s.store.hold {
-			skipped := func(p string) bool { return s.died[uuid.MustParse(p)] }
-			want, got = slices.DeleteFunc(slices.Clone(want), skipped), slices.DeleteFunc(got, skipped)
+		elsewhere := func(p string) bool {
+			id := uuid.MustParse(p)
+			return s.moved[id] || !s.store.hold && s.died[id]
 		}
+		want, got = slices.DeleteFunc(slices.Clone(want), elsewhere), slices.DeleteFunc(got, elsewhere)
 		if !slices.Equal(want, got) {
 			found = append(found, fmt.Sprintf("key %s: order differs\n  committed %v\n  published %v", key, tails(want), tails(got)))
 		}
@@ -405,7 +452,7 @@ func (s *simulation) violations() (found []string) {
 func tails(list []string) []string {
 	short := make([]string, len(list))
 	for i, p := range list {
-		short[i] = p[12:16]
+		short[i] = p[14:18]
 	}
 	return short
 }

@@ -25,6 +25,8 @@ type store interface {
 	renew(ctx context.Context, owner uuid.UUID) (bool, error)
 	// leave gives everything back and ends the membership.
 	leave(ctx context.Context, owner uuid.UUID) error
+	// sentDays makes the days in which messages are kept, and drops those that are not kept any more.
+	sentDays(ctx context.Context) error
 	// connect opens a connection of its own for a lane or the gate.
 	connect(ctx context.Context) (link, error)
 }
@@ -53,8 +55,11 @@ type link interface {
 	// nextDue is the time until the next deferred message is due; false if there is none.
 	nextDue(ctx context.Context, shards []int16) (time.Duration, bool, error)
 
-	// confirm removes messages that the broker has confirmed, wherever they are now. It is not fenced.
-	confirm(ctx context.Context, confirmed []ref) error
+	// confirm removes messages that the broker has confirmed, wherever they are now, and keeps them among the sent ones if
+	// that is asked. It is not fenced.
+	confirm(ctx context.Context, confirmed []ref, keep bool) error
+	// moveScheduled gives due messages their place in hot, and tells how many, and when the next is due.
+	moveScheduled(ctx context.Context, atMost int) (moved int, nextIn time.Duration, err error)
 	// apply makes a change of state in the shards that are still held under the epochs given, and tells which are not.
 	apply(ctx context.Context, owner uuid.UUID, epochs map[int16]int64, c change) (outcome, error)
 
@@ -76,6 +81,7 @@ type surroundings struct {
 	expired bool            // the lease of one has ended
 	free    int             // shards that nobody owns
 	hold    bool            // a dead message holds its key
+	keep    bool            // confirmed messages are kept
 }
 
 // probe is the note of a relay that is about to publish a message of a shard on probation. id 0: no note.
@@ -131,7 +137,7 @@ type change struct {
 	failed   []failure // fail again in deferred
 	buried   []failure // become dead
 	block    []blocked // keys that wait until a time
-	hold     []keyRef  // keys that wait for an operator
+	hold     []held    // keys that wait for an operator
 	unblock  []keyRef  // keys that may flow if nothing is left behind them
 	probes   []probe   // messages that are about to be tried, of shards on probation
 	clean    []int16   // shards whose probation has ended
@@ -151,6 +157,12 @@ type blocked struct {
 
 func (c *change) empty() bool {
 	return len(c.deferred)+len(c.failed)+len(c.buried)+len(c.block)+len(c.hold)+len(c.unblock)+len(c.probes)+len(c.clean) == 0
+}
+
+// held is a key that a dead message holds.
+type held struct {
+	keyRef
+	id int64
 }
 
 // outcome is what became of a change.
@@ -179,7 +191,7 @@ func (c *change) each(keep func(shard int16) bool) {
 	filter(&c.failed, func(f failure) bool { return keep(f.shard) })
 	filter(&c.buried, func(f failure) bool { return keep(f.shard) })
 	filter(&c.block, func(b blocked) bool { return keep(b.shard) })
-	filter(&c.hold, func(k keyRef) bool { return keep(k.shard) })
+	filter(&c.hold, func(h held) bool { return keep(h.shard) })
 	filter(&c.unblock, func(k keyRef) bool { return keep(k.shard) })
 	filter(&c.probes, func(p probe) bool { return keep(p.shard) })
 	filter(&c.clean, keep)

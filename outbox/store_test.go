@@ -330,7 +330,7 @@ func TestStoreKeepsBlockedKeys(t *testing.T) {
 		expect(t, "deadly", true, due[0].deadly)
 
 		apply(change{buried: []failure{{ref: due[0].ref, text: "gave up"}}})
-		must(t, s.link.confirm(t.Context(), []ref{{a2.shard, a2.id, true}, a3.ref, loose.ref, a1.ref}))
+		must(t, s.link.confirm(t.Context(), []ref{{a2.shard, a2.id, true}, a3.ref, loose.ref, a1.ref}, false))
 		drained, err := s.link.drained(t.Context(), allShards(), 10)
 		must(t, err)
 		expect(t, "drained", []keyRef{key}, drained)
@@ -350,7 +350,7 @@ func TestStoreHoldsKeysAndNotesProbes(t *testing.T) {
 		s.put(t, "a", "a1", "a2")
 		rows := s.poll(t, 10, 1<<20, 0)
 		c := change{
-			hold: []keyRef{rows[0].keyRef()}, buried: []failure{{ref: rows[0].ref, text: "bad"}}, deferred: []failure{{ref: rows[1].ref}},
+			hold: []held{{rows[0].keyRef(), rows[0].id}}, buried: []failure{{ref: rows[0].ref, text: "bad"}}, deferred: []failure{{ref: rows[1].ref}},
 			probes: []probe{{rows[0].shard, rows[0].id, true}},
 		}
 		_, err := s.link.apply(t.Context(), owner, epochsOf(around), c)

@@ -32,3 +32,14 @@ from rows from (
     unnest(@content_types::text[]), unnest(@headers::text[]), unnest(@payloads::bytea[])
 ) with ordinality as u (message_id, channel, key, topic, content_type, headers, payload, position), locked
 order by u.position;
+
+-- name: Schedule :exec
+-- Stores messages for later in the caller's transaction. Locks: RowExclusive on the table of scheduled messages. Two writers
+-- never conflict: the sequence makes the key.
+insert into commitbox.outbox_scheduled (due_at, message_id, channel, key, topic, content_type, headers, payload)
+select u.due_at, u.message_id, u.channel, nullif(u.key, ''), u.topic, nullif(u.content_type, ''), u.headers::jsonb, u.payload
+from rows from (
+    unnest(@due_ats::timestamptz[]), unnest(@message_ids::uuid[]), unnest(@channels::text[]), unnest(@keys::text[]), unnest(@topics::text[]),
+    unnest(@content_types::text[]), unnest(@headers::text[]), unnest(@payloads::bytea[])
+) with ordinality as u (due_at, message_id, channel, key, topic, content_type, headers, payload, position)
+order by u.position;

@@ -76,7 +76,7 @@ from commitbox.outbox_shard where channel = @channel and owner = @owner::uuid or
 -- The tick, second half: how many relays the channel has, which of them this one is in order of joining, whether any has
 -- expired, how many shards nobody owns, and the policy. Plain reads of a few rows and 64; only a hint, since what is
 -- done about it looks again under the channel's lock.
-select c.dead_policy,
+select c.dead_policy, c.keep_days,
        (select count(*) from commitbox.outbox_relay r where r.channel = c.channel)::integer as members,
        (select count(*) from commitbox.outbox_relay r where r.channel = c.channel
          and (r.joined_at, r.owner) < (select m.joined_at, m.owner from commitbox.outbox_relay m where m.owner = @owner::uuid))::integer as rank,

@@ -2,7 +2,7 @@
 -- The state of a channel. Plain reads: up to 10 000 entries of the primary key for each shard, and the small tables.
 select s.pending::bigint as pending, s.pending_exact::boolean as pending_exact, s.oldest_seconds::float8 as oldest_seconds,
        s.deferred::bigint as deferred, s.blocked_keys::bigint as blocked_keys, s.dead::bigint as dead,
-       s.discarded::bigint as discarded, s.relays::bigint as relays
+       s.discarded::bigint as discarded, s.scheduled::bigint as scheduled, s.relays::bigint as relays
 from commitbox.outbox_stats(@channel::text) s;
 
 -- name: OutboxBlocked :many

@@ -82,12 +82,13 @@ select g.id, g.created_at, g.message_id, g.shard, g.attempts + 1, g.channel, g.k
 from gone g join u on u.shard = g.shard and u.id = g.id;
 
 -- name: HoldKeys :exec
--- Policy hold: the dead message keeps its key blocked until an operator decides. After the fence. Primary key, in key order.
-insert into commitbox.outbox_blocked as b (channel, shard, key, due_at, reason)
-select @channel, u.shard, u.key, 'infinity', 'dead'
-from rows from (unnest(@shards::smallint[]), unnest(@keys::text[])) as u (shard, key)
+-- Policy hold: the dead message keeps its key blocked until an operator decides, a parked one too. After the fence. Primary key,
+-- in key order.
+insert into commitbox.outbox_blocked as b (channel, shard, key, due_at, reason, dead_id)
+select @channel, u.shard, u.key, 'infinity', 'dead', u.id
+from rows from (unnest(@shards::smallint[]), unnest(@keys::text[]), unnest(@ids::bigint[])) as u (shard, key, id)
 order by u.shard, u.key
-on conflict (channel, shard, key) do update set due_at = 'infinity', reason = 'dead' where b.reason = 'retry';
+on conflict (channel, shard, key) do update set due_at = 'infinity', reason = 'dead', dead_id = excluded.dead_id where b.reason <> 'dead';
 
 -- name: UnblockKeys :many
 -- Lets keys flow again behind which nothing is left. After the fence, as its own statement: a look in the statement

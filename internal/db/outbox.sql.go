@@ -7,6 +7,7 @@ package db
 
 import (
 	"context"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
 )
@@ -83,6 +84,43 @@ type EnqueueInCommitOrderParams struct {
 // without a key take no lock.
 func (q *Queries) EnqueueInCommitOrder(ctx context.Context, arg EnqueueInCommitOrderParams) error {
 	_, err := q.db.Exec(ctx, EnqueueInCommitOrder,
+		arg.MessageIds,
+		arg.Channels,
+		arg.Keys,
+		arg.Topics,
+		arg.ContentTypes,
+		arg.Headers,
+		arg.Payloads,
+	)
+	return err
+}
+
+const Schedule = `-- name: Schedule :exec
+insert into commitbox.outbox_scheduled (due_at, message_id, channel, key, topic, content_type, headers, payload)
+select u.due_at, u.message_id, u.channel, nullif(u.key, ''), u.topic, nullif(u.content_type, ''), u.headers::jsonb, u.payload
+from rows from (
+    unnest($1::timestamptz[]), unnest($2::uuid[]), unnest($3::text[]), unnest($4::text[]), unnest($5::text[]),
+    unnest($6::text[]), unnest($7::text[]), unnest($8::bytea[])
+) with ordinality as u (due_at, message_id, channel, key, topic, content_type, headers, payload, position)
+order by u.position
+`
+
+type ScheduleParams struct {
+	DueAts       []time.Time
+	MessageIds   []pgtype.UUID
+	Channels     []string
+	Keys         []string
+	Topics       []string
+	ContentTypes []string
+	Headers      []string
+	Payloads     [][]byte
+}
+
+// Stores messages for later in the caller's transaction. Locks: RowExclusive on the table of scheduled messages. Two writers
+// never conflict: the sequence makes the key.
+func (q *Queries) Schedule(ctx context.Context, arg ScheduleParams) error {
+	_, err := q.db.Exec(ctx, Schedule,
+		arg.DueAts,
 		arg.MessageIds,
 		arg.Channels,
 		arg.Keys,

@@ -93,7 +93,7 @@ func (q *Queries) LockChannel(ctx context.Context, channel string) error {
 }
 
 const LookAround = `-- name: LookAround :one
-select c.dead_policy,
+select c.dead_policy, c.keep_days,
        (select count(*) from commitbox.outbox_relay r where r.channel = c.channel)::integer as members,
        (select count(*) from commitbox.outbox_relay r where r.channel = c.channel
          and (r.joined_at, r.owner) < (select m.joined_at, m.owner from commitbox.outbox_relay m where m.owner = $1::uuid))::integer as rank,
@@ -110,6 +110,7 @@ type LookAroundParams struct {
 
 type LookAroundRow struct {
 	DeadPolicy string
+	KeepDays   int32
 	Members    int32
 	Rank       int32
 	Expired    bool
@@ -124,6 +125,7 @@ func (q *Queries) LookAround(ctx context.Context, arg LookAroundParams) (LookAro
 	var i LookAroundRow
 	err := row.Scan(
 		&i.DeadPolicy,
+		&i.KeepDays,
 		&i.Members,
 		&i.Rank,
 		&i.Expired,

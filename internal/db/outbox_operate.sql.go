@@ -281,7 +281,7 @@ func (q *Queries) OutboxSkipHead(ctx context.Context, arg OutboxSkipHeadParams) 
 const OutboxStats = `-- name: OutboxStats :one
 select s.pending::bigint as pending, s.pending_exact::boolean as pending_exact, s.oldest_seconds::float8 as oldest_seconds,
        s.deferred::bigint as deferred, s.blocked_keys::bigint as blocked_keys, s.dead::bigint as dead,
-       s.discarded::bigint as discarded, s.relays::bigint as relays
+       s.discarded::bigint as discarded, s.scheduled::bigint as scheduled, s.relays::bigint as relays
 from commitbox.outbox_stats($1::text) s
 `
 
@@ -293,6 +293,7 @@ type OutboxStatsRow struct {
 	BlockedKeys   int64
 	Dead          int64
 	Discarded     int64
+	Scheduled     int64
 	Relays        int64
 }
 
@@ -308,6 +309,7 @@ func (q *Queries) OutboxStats(ctx context.Context, channel string) (OutboxStatsR
 		&i.BlockedKeys,
 		&i.Dead,
 		&i.Discarded,
+		&i.Scheduled,
 		&i.Relays,
 	)
 	return i, err

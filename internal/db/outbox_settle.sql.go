@@ -260,22 +260,29 @@ func (q *Queries) Fence(ctx context.Context, arg FenceParams) ([]int16, error) {
 }
 
 const HoldKeys = `-- name: HoldKeys :exec
-insert into commitbox.outbox_blocked as b (channel, shard, key, due_at, reason)
-select $1, u.shard, u.key, 'infinity', 'dead'
-from rows from (unnest($2::smallint[]), unnest($3::text[])) as u (shard, key)
+insert into commitbox.outbox_blocked as b (channel, shard, key, due_at, reason, dead_id)
+select $1, u.shard, u.key, 'infinity', 'dead', u.id
+from rows from (unnest($2::smallint[]), unnest($3::text[]), unnest($4::bigint[])) as u (shard, key, id)
 order by u.shard, u.key
-on conflict (channel, shard, key) do update set due_at = 'infinity', reason = 'dead' where b.reason = 'retry'
+on conflict (channel, shard, key) do update set due_at = 'infinity', reason = 'dead', dead_id = excluded.dead_id where b.reason <> 'dead'
 `
 
 type HoldKeysParams struct {
 	Channel string
 	Shards  []int16
 	Keys    []string
+	Ids     []int64
 }
 
-// Policy hold: the dead message keeps its key blocked until an operator decides. After the fence. Primary key, in key order.
+// Policy hold: the dead message keeps its key blocked until an operator decides, a parked one too. After the fence. Primary key,
+// in key order.
 func (q *Queries) HoldKeys(ctx context.Context, arg HoldKeysParams) error {
-	_, err := q.db.Exec(ctx, HoldKeys, arg.Channel, arg.Shards, arg.Keys)
+	_, err := q.db.Exec(ctx, HoldKeys,
+		arg.Channel,
+		arg.Shards,
+		arg.Keys,
+		arg.Ids,
+	)
 	return err
 }
 

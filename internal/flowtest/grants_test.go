@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -33,6 +34,7 @@ func (r right) denial() string {
 	if !typed {
 		kind, name = "table", r.object
 	}
+	name, _, _ = strings.Cut(name, "(")
 	return "permission denied for " + kind + " " + strings.TrimPrefix(name, "commitbox.")
 }
 
@@ -159,7 +161,7 @@ func (a *actor) drop(t *testing.T) {
 func (a *actor) run(t *testing.T) error {
 	t.Helper()
 	a.exec(t, `truncate commitbox.inbox, commitbox.inbox_step, commitbox.outbox_message, commitbox.outbox_relay,
-		commitbox.outbox_shard, commitbox.outbox_blocked, commitbox.outbox_deferred, commitbox.outbox_dead, commitbox.outbox_channel`)
+		commitbox.outbox_shard, commitbox.outbox_blocked, commitbox.outbox_deferred, commitbox.outbox_dead, commitbox.outbox_channel, commitbox.outbox_scheduled, commitbox.outbox_sent`)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	return a.work(ctx, a)
@@ -167,7 +169,7 @@ func (a *actor) run(t *testing.T) error {
 
 func produce(ctx context.Context, a *actor) error {
 	return pgx.BeginFunc(ctx, a.pool, func(tx pgx.Tx) error {
-		_, err := outbox.Enqueue(ctx, tx, messages...)
+		_, err := outbox.Enqueue(ctx, tx, append(slices.Clone(messages), outbox.Message{Topic: "later", DeliverAt: time.Now().Add(time.Hour)})...)
 		return err
 	})
 }
@@ -175,9 +177,9 @@ func produce(ctx context.Context, a *actor) error {
 // publish takes messages every way that there is: confirmed at once, after failures, dead at once, dead after failures;
 // with a key and without, under both policies for dead messages.
 func publish(ctx context.Context, a *actor) error {
-	for _, policy := range []string{"skip", "hold"} {
-		if _, err := a.db.Pool.Exec(ctx, `insert into commitbox.outbox_channel values ('default', $1)
-			on conflict (channel) do update set dead_policy = excluded.dead_policy`, policy); err != nil {
+	for keep, policy := range []string{"skip", "hold"} {
+		if _, err := a.db.Pool.Exec(ctx, `insert into commitbox.outbox_channel values ('default', $1, $2)
+			on conflict (channel) do update set dead_policy = excluded.dead_policy, keep_days = excluded.keep_days`, policy, keep); err != nil {
 			return err
 		}
 		if err := a.publishAll(ctx); err != nil {
@@ -195,6 +197,7 @@ func (a *actor) publishAll(ctx context.Context) (err error) {
 	for _, topic := range []string{"fine", "twice", "never", "later never", "moved"} {
 		list = append(list, outbox.Message{Topic: topic}, outbox.Message{Topic: topic, Key: topic}, outbox.Message{Topic: topic, Key: topic})
 	}
+	list = append(list, outbox.Message{Topic: "fine", DeliverAt: time.Now()})
 	err = pgx.BeginFunc(ctx, a.db.Pool, func(tx pgx.Tx) error {
 		_, err := outbox.Enqueue(ctx, tx, list...)
 		return err
@@ -207,7 +210,7 @@ func (a *actor) publishAll(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, relay.Close()) }()
-	const open = `select (select count(*) from commitbox.outbox_message) + (select count(*) from commitbox.outbox_deferred where attempts > 0)
+	const open = `select (select count(*) from commitbox.outbox_scheduled) + (select count(*) from commitbox.outbox_message) + (select count(*) from commitbox.outbox_deferred where attempts > 0)
 		+ (select count(*) from commitbox.outbox_blocked where reason = 'retry')`
 	for left := 1; left > 0; {
 		if _, err := relay.RunOnce(ctx); err != nil {

@@ -1,0 +1,278 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/commitbox/commitbox"
+	"github.com/commitbox/commitbox/internal/testenv"
+	"github.com/commitbox/commitbox/outbox"
+)
+
+func later(key, payload string, in time.Duration) outbox.Message {
+	m := message(key, payload)
+	m.DeliverAt = time.Now().Add(in)
+	return m
+}
+
+func TestA7_AScheduledMessageTakesItsPlaceWhenItIsDue(t *testing.T) {
+	t.Parallel()
+	db := testenv.Database(t)
+	o := newOperator(t, db)
+	p := &recorder{}
+	start(t, newRelay(t, db.Pool, p, brisk()))
+	due := time.Now().Add(2 * time.Second)
+	enqueue(t, db, outbox.Message{Topic: "test", Key: "k", Payload: []byte("in two seconds"), DeliverAt: due}, later("k", "in an hour", time.Hour), message("k", "now"), later("k", "past", -time.Hour))
+	eventually(t, "what is due", func() bool { return len(p.payloads("k")) == 2 })
+	s, err := o.Stats(t.Context(), channel)
+	must(t, err)
+	if s.Scheduled != 2 {
+		t.Errorf("%d scheduled, want 2", s.Scheduled)
+	}
+	enqueue(t, db, message("k", "meanwhile")) // nobody waits for a scheduled one of its key
+	eventually(t, "the one that was scheduled", func() bool { return len(p.payloads("k")) == 4 })
+	if late := time.Since(due); late < 0 || late > 5*time.Second {
+		t.Errorf("published %v after its time", late)
+	}
+	if diff := cmp.Diff([]string{"meanwhile", "in two seconds"}, p.payloads("k")[2:]); diff != "" {
+		t.Error(diff)
+	}
+	if n := count(t, db, "select count(*) from commitbox.outbox_scheduled"); n != 1 {
+		t.Errorf("%d still scheduled, want 1", n)
+	}
+}
+
+func TestScheduledMessagesComeInTheOrderOfTheirTimes(t *testing.T) {
+	t.Parallel()
+	db := testenv.Database(t)
+	p := &recorder{}
+	var want []string
+	for i := range 40 {
+		enqueue(t, db, later("k", fmt.Sprint(i), time.Second+time.Duration(i%20)*20*time.Millisecond))
+	}
+	rows, _ := db.Pool.Query(t.Context(), "select convert_from(payload, 'UTF8') from commitbox.outbox_scheduled order by due_at, id")
+	want, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	must(t, err)
+	for range 3 {
+		start(t, newRelay(t, db.Pool, p, brisk()))
+	}
+	eventually(t, "40 messages", func() bool { return len(p.payloads()) == 40 })
+	if diff := cmp.Diff(want, p.payloads("k")); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestAScheduledMessageGoesWithItsTransaction(t *testing.T) {
+	t.Parallel()
+	db := testenv.Database(t)
+	tx := begin(t, db)
+	_, err := outbox.Enqueue(t.Context(), tx, later("k", "x", time.Hour))
+	must(t, err)
+	must(t, tx.Rollback(t.Context()))
+	if n := count(t, db, "select count(*) from commitbox.outbox_scheduled"); n != 0 {
+		t.Errorf("%d scheduled after the rollback", n)
+	}
+	m := message("k", "x")
+	m.DeliverAt = time.Date(12000, 1, 1, 0, 0, 0, 0, time.UTC)
+	if _, err := outbox.Enqueue(t.Context(), begin(t, db), m); !errors.As(err, new(*commitbox.InputError)) {
+		t.Errorf("the year 12000: %v", err)
+	}
+}
+
+// keeping makes the channel keep what it sent, for so many days.
+func keeping(t *testing.T, db *testenv.DB, days int) {
+	t.Helper()
+	_, err := db.Pool.Exec(t.Context(), "insert into commitbox.outbox_channel (channel, keep_days) values ('default', $1)", days)
+	must(t, err)
+}
+
+func TestKeptMessagesAreReplayed(t *testing.T) {
+	t.Parallel()
+	db := testenv.Database(t)
+	o := newOperator(t, db)
+	keeping(t, db, 3)
+	p := &recorder{fail: failing(errRefused, 1, "a1")}
+	before := time.Now().Add(-time.Minute)
+	start(t, newRelay(t, db.Pool, p, brisk()))
+	ids := enqueue(t, db, message("a", "a1"), message("a", "a2"), message("b", "b1"), outbox.Message{Topic: "other", Key: "a", Payload: []byte("a3")})
+	eventually(t, "four messages", func() bool { return len(p.payloads()) == 4 })
+	eventually(t, "four kept messages", func() bool { return count(t, db, "select count(*) from commitbox.outbox_sent") == 4 })
+	eventually(t, "empty tables", func() bool { return tables(t, db) == settled })
+
+	f := outbox.ReplayFilter{Since: before, Key: "a", Rate: 1000}
+	f.DryRun = true
+	if n, err := o.Replay(t.Context(), f); err != nil || n != 3 {
+		t.Errorf("dry run: %d, %v", n, err)
+	}
+	f.DryRun, f.Topic = false, "test"
+	if n, err := o.Replay(t.Context(), f); err != nil || n != 2 {
+		t.Errorf("replay: %d, %v", n, err)
+	}
+	eventually(t, "two more", func() bool { return len(p.payloads()) == 6 })
+	if diff := cmp.Diff([]string{"a1", "a2", "a3", "a1", "a2"}, p.payloads("a")); diff != "" {
+		t.Error(diff)
+	}
+	if last := p.sent[5]; last.ID != ids[1] || last.Attempt != 1 {
+		t.Errorf("the copy has id %v, want %v", last.ID, ids[1])
+	}
+	if _, err := o.Replay(t.Context(), outbox.ReplayFilter{}); !errors.As(err, new(*commitbox.InputError)) {
+		t.Errorf("replay of all time: %v", err)
+	}
+	if n, err := o.Replay(t.Context(), outbox.ReplayFilter{Since: before, Until: before.Add(time.Second)}); err != nil || n != 0 {
+		t.Errorf("replay of a moment before: %d, %v", n, err)
+	}
+}
+
+func TestReplayTakesEveryMessageOnceAcrossItsSteps(t *testing.T) {
+	t.Parallel()
+	db := testenv.Database(t)
+	o := newOperator(t, db)
+	keeping(t, db, 1)
+	_, err := db.Pool.Exec(t.Context(), "select commitbox.outbox_sent_days(1, 1)")
+	must(t, err)
+	_, err = db.Pool.Exec(t.Context(), `insert into commitbox.outbox_sent (sent_at, id, created_at, message_id, shard, channel, topic, headers, payload)
+		select statement_timestamp() - interval '1 second', g, now(), gen_random_uuid(), 0, 'default', 't', '{}', g::text::bytea from generate_series(1, 1001) g`)
+	must(t, err)
+	n, err := o.Replay(t.Context(), outbox.ReplayFilter{Since: time.Now().Add(-time.Hour), Rate: 100_000})
+	if err != nil || n != 1001 {
+		t.Errorf("replayed %d, %v", n, err)
+	}
+	if n := count(t, db, "select count(distinct message_id) from commitbox.outbox_message"); n != 1001 {
+		t.Errorf("%d different messages in hot", n)
+	}
+}
+
+func TestH9_DaysComeAndGoWithoutStoppingTheRelay(t *testing.T) {
+	t.Parallel()
+	db := testenv.Database(t)
+	keeping(t, db, 2)
+	exec := func(sql string, args ...any) {
+		t.Helper()
+		_, err := db.Pool.Exec(t.Context(), sql, args...)
+		must(t, err)
+	}
+	exec(`create table commitbox.outbox_sent_20200101 partition of commitbox.outbox_sent for values from ('2020-01-01 00:00+00') to ('2020-01-02 00:00+00')`)
+	exec(`create table commitbox.outbox_sent_20200102 partition of commitbox.outbox_sent for values from ('2020-01-02 00:00+00') to ('2020-01-03 00:00+00')`)
+	days := func() (made, dropped int) {
+		t.Helper()
+		must(t, db.Pool.QueryRow(t.Context(), "select made, dropped from commitbox.outbox_sent_days(7, 2)").Scan(&made, &dropped))
+		return made, dropped
+	}
+	// A reader of an old day: the drop gives up after 100 ms.
+	reader := begin(t, db)
+	_, err := reader.Exec(t.Context(), "select count(*) from commitbox.outbox_sent_20200101")
+	must(t, err)
+	started := time.Now()
+	if made, dropped := days(); made != 8 || dropped != 1 {
+		t.Errorf("with a reader of one of two old days: made %d, dropped %d, want 8 and 1", made, dropped)
+	}
+	if took := time.Since(started); took > 5*time.Second {
+		t.Errorf("took %v", took)
+	}
+	must(t, reader.Rollback(t.Context()))
+	if made, dropped := days(); made != 0 || dropped != 1 {
+		t.Errorf("without: made %d, dropped %d, want 0 and 1", made, dropped)
+	}
+	if made, dropped := days(); made+dropped != 0 {
+		t.Errorf("again: made %d, dropped %d", made, dropped)
+	}
+	// A day is dropped while the relay confirms.
+	p := &recorder{}
+	start(t, newRelay(t, db.Pool, p, brisk()))
+	for i := range 200 {
+		enqueue(t, db, message("", fmt.Sprint(i)))
+		if i%20 == 0 {
+			exec(fmt.Sprintf(`create table commitbox.outbox_sent_201901%02d (like commitbox.outbox_sent including all)`, i/20+1))
+			exec(fmt.Sprintf(`alter table commitbox.outbox_sent attach partition commitbox.outbox_sent_201901%02d for values from ('2019-01-%02d 00:00+00') to ('2019-01-%02d 00:00+00')`, i/20+1, i/20+1, i/20+2))
+			days()
+		}
+	}
+	eventually(t, "200 kept messages", func() bool { return count(t, db, "select count(*) from commitbox.outbox_sent") == 200 })
+	if n := len(p.payloads()); n != 200 {
+		t.Errorf("%d publishes of 200 messages", n)
+	}
+}
+
+// traceKey carries the trace of a request in these tests.
+type traceKey struct{}
+
+func TestB85_TheTraceIsThatOfTheRequestThatEnqueued(t *testing.T) {
+	t.Parallel()
+	db := testenv.Database(t)
+	box, err := outbox.New(outbox.Config{HeadersMax: 100, Trace: func(ctx context.Context) map[string]string {
+		if trace, ok := ctx.Value(traceKey{}).(string); ok {
+			return map[string]string{"traceparent": trace}
+		}
+		return nil
+	}})
+	must(t, err)
+	send := func(trace string, m outbox.Message) {
+		t.Helper()
+		tx := begin(t, db)
+		ctx := t.Context()
+		if trace != "" {
+			ctx = context.WithValue(ctx, traceKey{}, trace)
+		}
+		_, err := box.Enqueue(ctx, tx, m)
+		must(t, err)
+		must(t, tx.Commit(t.Context()))
+	}
+	own := message("k", "own")
+	own.Headers = map[string]string{"traceparent": "mine", "a": "b"}
+	send("trace-A", message("k", "A"))
+	send("trace-B", message("k", "B"))
+	send("trace-C", own)
+	send("", message("k", "none"))
+	p := &recorder{}
+	relay := newRelay(t, db.Pool, p, brisk())
+	for range 3 {
+		_, err := relay.RunOnce(context.WithValue(t.Context(), traceKey{}, "trace of the relay"))
+		must(t, err)
+	}
+	must(t, relay.Close())
+	var got []map[string]string
+	for _, r := range p.sent {
+		got = append(got, r.Headers)
+	}
+	want := []map[string]string{{"traceparent": "trace-A"}, {"traceparent": "trace-B"}, {"traceparent": "mine", "a": "b"}, nil}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	long := message("k", "x")
+	long.Headers = map[string]string{"a": fmt.Sprintf("%090d", 1)}
+	ctx := context.WithValue(t.Context(), traceKey{}, "trace-D")
+	if _, err := box.Enqueue(ctx, begin(t, db), long); !errors.As(err, new(*commitbox.InputError)) {
+		t.Errorf("headers over the limit with their trace: %v", err)
+	}
+	if own.Headers["traceparent"] != "mine" || len(own.Headers) != 2 {
+		t.Errorf("the caller's headers were changed: %v", own.Headers)
+	}
+}
+
+// A psql session and a Go program enqueue for one key: order holds.
+func TestSQLAndGoShareAKey(t *testing.T) {
+	t.Parallel()
+	db := testenv.Database(t)
+	p := &recorder{}
+	start(t, newRelay(t, db.Pool, p, brisk()))
+	var want []string
+	for i := range 60 {
+		if i%2 == 0 {
+			enqueue(t, db, message("k", fmt.Sprint(i)))
+		} else {
+			_, err := db.Pool.Exec(t.Context(), "select commitbox.enqueue('t', convert_to($1, 'UTF8'), 'k')", fmt.Sprint(i))
+			must(t, err)
+		}
+		want = append(want, fmt.Sprint(i))
+	}
+	eventually(t, "60 messages", func() bool { return len(p.payloads()) == 60 })
+	if diff := cmp.Diff(want, p.payloads("k")); diff != "" {
+		t.Error(diff)
+	}
+}

@@ -1,0 +1,56 @@
+-- name: MoveScheduled :one
+-- Gives due messages their place in hot, in order of their time, and tells how many, and the seconds until the next one. One
+-- relay of a channel at a time: the advisory lock, tried for this statement's transaction, keeps the order of those of one
+-- key; SKIP LOCKED leaves a row alone that somebody is about to cancel. Primary key; the delete decides. The new
+-- positions are drawn under the row-exclusive lock on hot, like those of any writer.
+with lead as materialized (
+    select pg_try_advisory_xact_lock(hashtextextended(@channel::text, 'commitbox.outbox_scheduled'::regclass::oid::bigint)) as ok
+), due as materialized (
+    select s.channel, s.due_at, s.id from lead join commitbox.outbox_scheduled s on s.channel = @channel::text
+    where lead.ok and s.due_at <= statement_timestamp()
+    order by s.due_at, s.id limit @at_most::integer
+    for update of s skip locked
+), gone as (
+    delete from commitbox.outbox_scheduled s using due d
+    where s.channel = d.channel and s.due_at = d.due_at and s.id = d.id
+    returning s.due_at, s.id, s.created_at, s.message_id, s.channel, s.key, s.topic, s.content_type, s.headers, s.payload
+), moved as (
+    insert into commitbox.outbox_message (created_at, message_id, channel, key, topic, content_type, headers, payload)
+    select g.created_at, g.message_id, g.channel, g.key, g.topic, g.content_type, g.headers, g.payload from gone g order by g.due_at, g.id
+    returning 1 as one
+)
+select (select count(*) from moved)::bigint as moved,
+       coalesce(extract(epoch from (
+           select s.due_at from commitbox.outbox_scheduled s where s.channel = @channel::text and s.due_at > statement_timestamp() order by s.due_at limit 1
+       ) - clock_timestamp()), 'infinity')::float8 as next_in;
+
+-- name: KeepConfirmed :execrows
+-- DeleteConfirmed for a channel that keeps what was sent, from hot, deferred or dead. The deletes decide: of two that confirm
+-- one message, one keeps it. Primary keys.
+with u as materialized (
+    select x.shard, x.id from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[])) as x (shard, id)
+), hot as (
+    delete from commitbox.outbox_message m using u where m.channel = @channel and m.shard = u.shard and m.id = u.id
+    returning m.id, m.created_at, m.message_id, m.shard, m.channel, m.key, m.topic, m.content_type, m.headers, m.payload
+), deferred as (
+    delete from commitbox.outbox_deferred d using u where d.channel = @channel and d.shard = u.shard and d.id = u.id
+    returning d.id, d.created_at, d.message_id, d.shard, d.channel, d.key, d.topic, d.content_type, d.headers, d.payload
+), dead as (
+    delete from commitbox.outbox_dead d using u where d.channel = @channel and d.shard = u.shard and d.id = u.id
+    returning d.id, d.created_at, d.message_id, d.shard, d.channel, d.key, d.topic, d.content_type, d.headers, d.payload
+), gone as (
+    select * from hot union all select * from deferred union all select * from dead
+)
+insert into commitbox.outbox_sent (id, created_at, message_id, shard, channel, key, topic, content_type, headers, payload)
+select g.id, g.created_at, g.message_id, g.shard, g.channel, g.key, g.topic, g.content_type, g.headers, g.payload from gone g;
+
+-- name: SentDays :exec
+-- Makes the days that come and drops those that are not kept any more by any channel. See the function; a few catalogue reads
+-- when there is nothing to do.
+select d.made from commitbox.outbox_sent_days(7, (select max(c.keep_days) from commitbox.outbox_channel c)) d;
+
+-- name: Replay :one
+-- Calls outbox_replay: reads kept messages of some days and inserts them into hot.
+select r.done::bigint as done, coalesce(r.last_at, @since::timestamptz)::timestamptz as last_at, coalesce(r.last_id, 0)::bigint as last_id
+from commitbox.outbox_replay(@channel::text, @since::timestamptz, @until::timestamptz, sqlc.narg('topic')::text, sqlc.narg('key')::text,
+    @after_at::timestamptz, @after_id::bigint, @at_most::integer, @dry_run::boolean, sqlc.narg('reason')::text) r;
