@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/commitbox/commitbox/internal/check"
 )
 
 // The SQLSTATEs that the package branches on.
@@ -62,7 +64,7 @@ func describe(err error) string {
 		}
 		text += place(pg)
 	}
-	return clean(text, errorLenMax)
+	return check.Clean(text, errorLenMax)
 }
 
 func place(pg *pgconn.PgError) string {

@@ -113,7 +113,7 @@ func (b *Box) guarded(ctx context.Context, id ID, run func(pipe) error) error {
 	defer conn.Release()
 	var tx pgx.Tx
 	err = run(pipe{on: conn.Conn(), begin: &tx, after: schema.Commit, before: []statement{
-		{b.schema.Rewrite(db.InboxLockTimeout), []any{strconv.FormatInt(lockWait.Milliseconds(), 10)}},
+		{b.schema.Rewrite(db.LockTimeout), []any{strconv.FormatInt(lockWait.Milliseconds(), 10)}},
 		{b.schema.Rewrite(db.InboxLock), []any{id.Consumer, id.Message}},
 	}})
 	if err != nil && tx != nil && stateOf(conn.Conn()) == stateAborted {

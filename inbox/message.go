@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"errors"
-	"strings"
 
 	"github.com/commitbox/commitbox"
 	"github.com/commitbox/commitbox/internal/check"
@@ -66,13 +65,4 @@ func checkFingerprint(f []byte) error {
 // mismatch says that two fingerprints can be compared and differ.
 func mismatch(stored, given []byte) bool {
 	return len(stored) > 0 && len(given) > 0 && stored[0] == given[0] && !bytes.Equal(stored, given)
-}
-
-// clean makes a text storable: valid UTF-8 without NUL, at most max bytes.
-func clean(text string, max int) string {
-	text = strings.ReplaceAll(strings.ToValidUTF8(text, "\uFFFD"), "\x00", "\uFFFD")
-	if len(text) > max {
-		text = strings.ToValidUTF8(text[:max], "")
-	}
-	return text
 }

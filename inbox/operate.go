@@ -108,7 +108,7 @@ func (b *Box) operate(ctx context.Context, id ID, reason string, run func(*db.Qu
 	defer rollback(ctx, conn.Conn())
 	var tx pgx.Tx
 	err = run(db.New(b.schema.On(pipe{on: conn.Conn(), begin: &tx, after: schema.Commit, before: []statement{
-		{b.schema.Rewrite(db.InboxLockTimeout), []any{strconv.FormatInt(lockWait.Milliseconds(), 10)}},
+		{b.schema.Rewrite(db.LockTimeout), []any{strconv.FormatInt(lockWait.Milliseconds(), 10)}},
 	}})))
 	switch {
 	case sqlState(err) == stateLockTimeout:

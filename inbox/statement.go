@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 
+	"github.com/commitbox/commitbox/internal/check"
 	"github.com/commitbox/commitbox/internal/db"
 )
 
@@ -73,7 +74,7 @@ func (m *Message) kept() (payload []byte, headers string) {
 	}
 	storable := make(map[string]string, len(m.Headers))
 	for name, value := range m.Headers {
-		storable[clean(name, len(name)*3)] = clean(value, len(value)*3)
+		storable[check.Clean(name, len(name)*3)] = check.Clean(value, len(value)*3)
 	}
 	text, err := json.Marshal(storable)
 	if err != nil {

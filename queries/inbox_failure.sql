@@ -1,10 +1,6 @@
--- name: InboxLockTimeout :exec
--- Bounds every lock wait of this transaction.
-select set_config('lock_timeout', @milliseconds::text, true);
-
 -- name: InboxLock :exec
 -- Waits for the message's advisory lock, which a running duplicate holds until it ends. Only for short transactions
--- of the library's own, under InboxLockTimeout; a statement in a caller's transaction never waits.
+-- of the library's own, under LockTimeout; a statement in a caller's transaction never waits.
 select pg_advisory_xact_lock(commitbox.inbox_lock(@consumer::text, @message_id::text));
 
 -- name: InboxRecordFailure :one

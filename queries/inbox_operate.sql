@@ -71,11 +71,11 @@ select i.payload, coalesce(i.headers, '{}')::text as headers, i.fingerprint, coa
  where i.consumer = @consumer::text and i.message_id = @message_id::text and i.payload is not null and i.finished_at is null;
 
 -- name: InboxRequeue :one
--- See the function. Run under InboxLockTimeout.
+-- See the function. Run under LockTimeout.
 select coalesce(commitbox.inbox_requeue(@consumer::text, @message_id::text, sqlc.narg('reason')::text), '')::text;
 
 -- name: InboxDiscard :one
--- See the function. Run under InboxLockTimeout.
+-- See the function. Run under LockTimeout.
 select commitbox.inbox_discard(@consumer::text, @message_id::text, sqlc.narg('reason')::text)::boolean;
 
 -- name: InboxMarkCompleted :one

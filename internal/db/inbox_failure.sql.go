@@ -68,19 +68,9 @@ type InboxLockParams struct {
 }
 
 // Waits for the message's advisory lock, which a running duplicate holds until it ends. Only for short transactions
-// of the library's own, under InboxLockTimeout; a statement in a caller's transaction never waits.
+// of the library's own, under LockTimeout; a statement in a caller's transaction never waits.
 func (q *Queries) InboxLock(ctx context.Context, arg InboxLockParams) error {
 	_, err := q.db.Exec(ctx, InboxLock, arg.Consumer, arg.MessageID)
-	return err
-}
-
-const InboxLockTimeout = `-- name: InboxLockTimeout :exec
-select set_config('lock_timeout', $1::text, true)
-`
-
-// Bounds every lock wait of this transaction.
-func (q *Queries) InboxLockTimeout(ctx context.Context, milliseconds string) error {
-	_, err := q.db.Exec(ctx, InboxLockTimeout, milliseconds)
 	return err
 }
 

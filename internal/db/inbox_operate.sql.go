@@ -53,7 +53,7 @@ type InboxDiscardParams struct {
 	Reason    pgtype.Text
 }
 
-// See the function. Run under InboxLockTimeout.
+// See the function. Run under LockTimeout.
 func (q *Queries) InboxDiscard(ctx context.Context, arg InboxDiscardParams) (bool, error) {
 	row := q.db.QueryRow(ctx, InboxDiscard, arg.Consumer, arg.MessageID, arg.Reason)
 	var column_1 bool
@@ -272,7 +272,7 @@ type InboxRequeueParams struct {
 	Reason    pgtype.Text
 }
 
-// See the function. Run under InboxLockTimeout.
+// See the function. Run under LockTimeout.
 func (q *Queries) InboxRequeue(ctx context.Context, arg InboxRequeueParams) (string, error) {
 	row := q.db.QueryRow(ctx, InboxRequeue, arg.Consumer, arg.MessageID, arg.Reason)
 	var column_1 string
