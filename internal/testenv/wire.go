@@ -88,11 +88,15 @@ type countedConn struct {
 	scanner messageScanner
 }
 
+// Write notes the turn before it writes: another goroutine may read the answer
+// before this one comes back.
 func (c *countedConn) Write(b []byte) (int, error) {
+	c.mu.Lock()
+	c.wrote = true
+	c.mu.Unlock()
 	n, err := c.Conn.Write(b)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.wrote = true
 	c.counter.add(Wire{Statements: c.scanner.statements(b[:n])})
 	return n, err
 }
