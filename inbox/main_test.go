@@ -84,6 +84,16 @@ func one[T any](w *world, sql string, args ...any) T {
 	return value
 }
 
+// within waits until done, for so long at most.
+func (w *world) within(limit time.Duration, what string, done func() bool) {
+	w.t.Helper()
+	for deadline := time.Now().Add(limit); !done(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			w.t.Fatalf("not within %s: %s", limit, what)
+		}
+	}
+}
+
 // wantEffects asserts the number of committed effects of an id.
 func (w *world) wantEffects(id inbox.ID, want int) {
 	w.t.Helper()
