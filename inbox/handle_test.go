@@ -200,22 +200,27 @@ func TestBadInputLeavesTheTransactionUsable(t *testing.T) {
 		id    inbox.ID
 		fn    func(context.Context) (inbox.Void, error)
 		print []byte
+		field string
+		limit int
 	}{
-		{"no consumer", inbox.ID{Message: "m"}, ok, nil},
-		{"no message", inbox.ID{Consumer: "c"}, ok, nil},
-		{"long consumer", inbox.ID{Consumer: strings.Repeat("c", 201), Message: "m"}, ok, nil},
-		{"long message", inbox.ID{Consumer: "c", Message: strings.Repeat("m", 10_000)}, ok, nil},
-		{"long in bytes", inbox.ID{Consumer: "c", Message: strings.Repeat("é", 257)}, ok, nil},
-		{"NUL", inbox.ID{Consumer: "c", Message: "a\x00b"}, ok, nil},
-		{"UTF-8", inbox.ID{Consumer: "c\xff", Message: "m"}, ok, nil},
-		{"nil handler", anID, nil, nil},
-		{"short fingerprint", anID, ok, []byte{1}},
-		{"long fingerprint", anID, ok, make([]byte, 65)},
+		{"no consumer", inbox.ID{Message: "m"}, ok, nil, "ID.Consumer", 200},
+		{"no message", inbox.ID{Consumer: "c"}, ok, nil, "ID.Message", 512},
+		{"long consumer", inbox.ID{Consumer: strings.Repeat("c", 201), Message: "m"}, ok, nil, "ID.Consumer", 200},
+		{"long message", inbox.ID{Consumer: "c", Message: strings.Repeat("m", 10_000)}, ok, nil, "ID.Message", 512},
+		{"long in bytes", inbox.ID{Consumer: "c", Message: strings.Repeat("é", 257)}, ok, nil, "ID.Message", 512},
+		{"NUL", inbox.ID{Consumer: "c", Message: "a\x00b"}, ok, nil, "ID.Message", 0},
+		{"UTF-8", inbox.ID{Consumer: "c\xff", Message: "m"}, ok, nil, "ID.Consumer", 0},
+		{"nil handler", anID, nil, nil, "fn", 0},
+		{"empty fingerprint", anID, ok, []byte{}, "Fingerprint", 0},
+		{"short fingerprint", anID, ok, []byte{1}, "Fingerprint", 0},
+		{"long fingerprint", anID, ok, make([]byte, 65), "Fingerprint", 64},
 	} {
 		_, err := inbox.Handle(t.Context(), tx, c.id, c.fn, inbox.WithFingerprint(c.print))
 		var input *commitbox.InputError
 		if !errors.As(err, &input) || inbox.Disposition(err).Verdict != inbox.DeadLetter {
 			t.Errorf("%s: %v", c.name, err)
+		} else if input.Field != c.field || input.Limit != c.limit {
+			t.Errorf("%s: field %q, limit %d; want %q, %d", c.name, input.Field, input.Limit, c.field, c.limit)
 		}
 	}
 	if err := write(t.Context(), tx, anID, "caller"); err != nil {
@@ -225,13 +230,13 @@ func TestBadInputLeavesTheTransactionUsable(t *testing.T) {
 	w.wantEffects(anID, 1)
 
 	var input *commitbox.InputError
-	if _, err := inbox.Handle(t.Context(), tx, anID, ok); !errors.As(err, &input) || !errors.Is(err, pgx.ErrTxClosed) {
+	if _, err := inbox.Handle(t.Context(), tx, anID, ok); !errors.As(err, &input) || input.Field != "tx" || !errors.Is(err, pgx.ErrTxClosed) {
 		t.Errorf("ended transaction: %v", err)
 	}
-	if _, err := inbox.Handle(t.Context(), nil, anID, ok); !errors.As(err, &input) {
+	if _, err := inbox.Handle(t.Context(), nil, anID, ok); !errors.As(err, &input) || input.Field != "tx" {
 		t.Errorf("nil transaction: %v", err)
 	}
-	if _, err := inbox.Process[inbox.Void](t.Context(), nil, inbox.Message{ID: anID}, nil); !errors.As(err, &input) {
+	if _, err := inbox.Process[inbox.Void](t.Context(), nil, inbox.Message{ID: anID}, nil); !errors.As(err, &input) || input.Field != "box" {
 		t.Errorf("nil box: %v", err)
 	}
 }
