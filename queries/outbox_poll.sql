@@ -83,15 +83,18 @@ select coalesce(extract(epoch from least(
 ) - clock_timestamp()), 'infinity')::float8 as seconds;
 
 -- name: ReadMessages :many
--- Messages by place and id, from hot or deferred: what a relay that died was publishing. Primary keys.
+-- Messages by place and id, from hot or deferred: what a relay that died was publishing. One probe of a primary key for each.
+with u as materialized (
+    select x.shard, x.id from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[])) as x (shard, id)
+)
 select m.id, m.created_at, m.message_id, m.shard, coalesce(m.key, '')::text as key, m.topic,
        coalesce(m.content_type, '')::text as content_type, m.headers, m.payload, 0 as attempts, false as deferred
-from commitbox.outbox_message m
-join rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[])) as u (shard, id) on u.shard = m.shard and u.id = m.id
-where m.channel = @channel
+from u cross join lateral (
+    select h.* from commitbox.outbox_message h where h.channel = @channel and h.shard = u.shard and h.id = u.id limit 1
+) m
 union all
 select d.id, d.created_at, d.message_id, d.shard, coalesce(d.key, '')::text, d.topic,
        coalesce(d.content_type, '')::text, d.headers, d.payload, d.attempts, true
-from commitbox.outbox_deferred d
-join rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[])) as u (shard, id) on u.shard = d.shard and u.id = d.id
-where d.channel = @channel;
+from u cross join lateral (
+    select h.* from commitbox.outbox_deferred h where h.channel = @channel and h.shard = u.shard and h.id = u.id limit 1
+) d;

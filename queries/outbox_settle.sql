@@ -1,15 +1,26 @@
 -- name: DeleteConfirmed :execrows
--- Removes messages that the broker confirmed. Not fenced: that it was confirmed is true whoever says it. Primary key;
--- row locks of one statement, taken by nobody else. 0 or 1 row each; a shortfall means that a later owner moved the row.
+-- Removes messages that the broker confirmed. Not fenced: that it was confirmed is true whoever says it. One probe of the
+-- primary key for each, then a scan by ctid: joined to the ids, the planner takes a hash join over the whole channel, dead
+-- rows included, while the table has no statistics. Rows in hot are never updated, so a ctid stays that of its message for
+-- as long as the statement sees it. Row locks of one statement, taken by nobody else. 0 or 1 row each; a shortfall means
+-- that a later owner moved the row.
 delete from commitbox.outbox_message o
-using rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[])) as c (shard, id)
-where o.channel = @channel and o.shard = c.shard and o.id = c.id;
+where o.ctid = any (array(
+    select m.ctid from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[])) as c (shard, id)
+    cross join lateral (
+        select h.ctid from commitbox.outbox_message h where h.channel = @channel and h.shard = c.shard and h.id = c.id limit 1
+    ) m
+));
 
 -- name: DeleteConfirmedDeferred :execrows
 -- The same for messages published straight from deferred, and for confirmed ones that were moved there meanwhile.
 delete from commitbox.outbox_deferred o
-using rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[])) as c (shard, id)
-where o.channel = @channel and o.shard = c.shard and o.id = c.id;
+where o.ctid = any (array(
+    select m.ctid from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[])) as c (shard, id)
+    cross join lateral (
+        select h.ctid from commitbox.outbox_deferred h where h.channel = @channel and h.shard = c.shard and h.id = c.id limit 1
+    ) m
+));
 
 -- name: DeleteConfirmedDead :execrows
 -- The same for confirmed messages that were declared dead meanwhile.
@@ -37,14 +48,17 @@ on conflict (channel, shard, key) do update set due_at = excluded.due_at where b
 
 -- name: DeferMessages :execrows
 -- Moves messages from hot to deferred: a failed head with its error, a follower with none. After the fence. Primary
--- key. A row that somebody removed meanwhile is not there and is not made again.
+-- key, then ctid, as in DeleteConfirmed. A row that somebody removed meanwhile is not there and is not made again.
 with u as materialized (
     select x.shard, x.id, x.attempts, x.error, x.delay
     from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[]), unnest(@attempts::integer[]), unnest(@errors::text[]), unnest(@delays::float8[]))
         as x (shard, id, attempts, error, delay)
 ), gone as (
-    delete from commitbox.outbox_message m using u
-    where m.channel = @channel and m.shard = u.shard and m.id = u.id
+    delete from commitbox.outbox_message m where m.ctid = any (array(
+        select p.ctid from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[])) as c (shard, id) cross join lateral (
+            select h.ctid from commitbox.outbox_message h where h.channel = @channel and h.shard = c.shard and h.id = c.id limit 1
+        ) p
+    ))
     returning m.id, m.created_at, m.message_id, m.shard, m.channel, m.key, m.topic, m.content_type, m.headers, m.payload
 )
 insert into commitbox.outbox_deferred (id, created_at, message_id, shard, attempts, channel, key, topic, content_type, headers, payload, due_at, last_error)
@@ -61,21 +75,28 @@ from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[]), unnest(@err
 where d.channel = @channel and d.shard = u.shard and d.id = u.id;
 
 -- name: BuryMessages :execrows
--- Declares messages dead, from wherever they are. After the fence. Primary keys. The deletes decide: a row that
+-- Declares messages dead, from wherever they are. After the fence. Primary keys, then ctid, as in DeleteConfirmed. The deletes decide: a row that
 -- somebody removed meanwhile is not made again.
 with u as materialized (
     select x.shard, x.id, x.error
     from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[]), unnest(@errors::text[])) as x (shard, id, error)
 ), hot as (
-    delete from commitbox.outbox_message m using u
-    where m.channel = @channel and m.shard = u.shard and m.id = u.id
+    delete from commitbox.outbox_message m where m.ctid = any (array(
+        select p.ctid from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[])) as c (shard, id) cross join lateral (
+            select h.ctid from commitbox.outbox_message h where h.channel = @channel and h.shard = c.shard and h.id = c.id limit 1
+        ) p
+    ))
     returning m.id, m.created_at, m.message_id, m.shard, 0 as attempts, m.channel, m.key, m.topic, m.content_type, m.headers, m.payload
 ), deferred as (
-    delete from commitbox.outbox_deferred d using u
-    where d.channel = @channel and d.shard = u.shard and d.id = u.id
+    delete from commitbox.outbox_deferred d where d.ctid = any (array(
+        select p.ctid from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[])) as c (shard, id) cross join lateral (
+            select h.ctid from commitbox.outbox_deferred h where h.channel = @channel and h.shard = c.shard and h.id = c.id limit 1
+        ) p
+    ))
     returning d.id, d.created_at, d.message_id, d.shard, d.attempts, d.channel, d.key, d.topic, d.content_type, d.headers, d.payload
 ), gone as (
-    select * from hot union all select * from deferred
+    select hot.id, hot.created_at, hot.message_id, hot.shard, hot.attempts, hot.channel, hot.key, hot.topic, hot.content_type, hot.headers, hot.payload from hot
+    union all select deferred.id, deferred.created_at, deferred.message_id, deferred.shard, deferred.attempts, deferred.channel, deferred.key, deferred.topic, deferred.content_type, deferred.headers, deferred.payload from deferred
 )
 insert into commitbox.outbox_dead (id, created_at, message_id, shard, attempts, channel, key, topic, content_type, headers, payload, last_error)
 select g.id, g.created_at, g.message_id, g.shard, g.attempts + 1, g.channel, g.key, g.topic, g.content_type, g.headers, g.payload, nullif(u.error, '')

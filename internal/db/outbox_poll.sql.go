@@ -323,17 +323,20 @@ func (q *Queries) Poll(ctx context.Context, arg PollParams) ([]PollRow, error) {
 }
 
 const ReadMessages = `-- name: ReadMessages :many
+with u as materialized (
+    select x.shard, x.id from rows from (unnest($1::smallint[]), unnest($2::bigint[])) as x (shard, id)
+)
 select m.id, m.created_at, m.message_id, m.shard, coalesce(m.key, '')::text as key, m.topic,
        coalesce(m.content_type, '')::text as content_type, m.headers, m.payload, 0 as attempts, false as deferred
-from commitbox.outbox_message m
-join rows from (unnest($1::smallint[]), unnest($2::bigint[])) as u (shard, id) on u.shard = m.shard and u.id = m.id
-where m.channel = $3
+from u cross join lateral (
+    select h.id, h.created_at, h.message_id, h.shard, h.channel, h.key, h.topic, h.content_type, h.headers, h.payload from commitbox.outbox_message h where h.channel = $3 and h.shard = u.shard and h.id = u.id limit 1
+) m
 union all
 select d.id, d.created_at, d.message_id, d.shard, coalesce(d.key, '')::text, d.topic,
        coalesce(d.content_type, '')::text, d.headers, d.payload, d.attempts, true
-from commitbox.outbox_deferred d
-join rows from (unnest($1::smallint[]), unnest($2::bigint[])) as u (shard, id) on u.shard = d.shard and u.id = d.id
-where d.channel = $3
+from u cross join lateral (
+    select h.id, h.created_at, h.message_id, h.shard, h.attempts, h.channel, h.key, h.topic, h.content_type, h.headers, h.payload, h.due_at, h.deferred_at, h.last_error from commitbox.outbox_deferred h where h.channel = $3 and h.shard = u.shard and h.id = u.id limit 1
+) d
 `
 
 type ReadMessagesParams struct {
@@ -356,7 +359,7 @@ type ReadMessagesRow struct {
 	Deferred    bool
 }
 
-// Messages by place and id, from hot or deferred: what a relay that died was publishing. Primary keys.
+// Messages by place and id, from hot or deferred: what a relay that died was publishing. One probe of a primary key for each.
 func (q *Queries) ReadMessages(ctx context.Context, arg ReadMessagesParams) ([]ReadMessagesRow, error) {
 	rows, err := q.db.Query(ctx, ReadMessages, arg.Shards, arg.Ids, arg.Channel)
 	if err != nil {

@@ -43,15 +43,22 @@ with u as materialized (
     select x.shard, x.id, x.error
     from rows from (unnest($1::smallint[]), unnest($2::bigint[]), unnest($3::text[])) as x (shard, id, error)
 ), hot as (
-    delete from commitbox.outbox_message m using u
-    where m.channel = $4 and m.shard = u.shard and m.id = u.id
+    delete from commitbox.outbox_message m where m.ctid = any (array(
+        select p.ctid from rows from (unnest($1::smallint[]), unnest($2::bigint[])) as c (shard, id) cross join lateral (
+            select h.ctid from commitbox.outbox_message h where h.channel = $4 and h.shard = c.shard and h.id = c.id limit 1
+        ) p
+    ))
     returning m.id, m.created_at, m.message_id, m.shard, 0 as attempts, m.channel, m.key, m.topic, m.content_type, m.headers, m.payload
 ), deferred as (
-    delete from commitbox.outbox_deferred d using u
-    where d.channel = $4 and d.shard = u.shard and d.id = u.id
+    delete from commitbox.outbox_deferred d where d.ctid = any (array(
+        select p.ctid from rows from (unnest($1::smallint[]), unnest($2::bigint[])) as c (shard, id) cross join lateral (
+            select h.ctid from commitbox.outbox_deferred h where h.channel = $4 and h.shard = c.shard and h.id = c.id limit 1
+        ) p
+    ))
     returning d.id, d.created_at, d.message_id, d.shard, d.attempts, d.channel, d.key, d.topic, d.content_type, d.headers, d.payload
 ), gone as (
-    select id, created_at, message_id, shard, attempts, channel, key, topic, content_type, headers, payload from hot union all select id, created_at, message_id, shard, attempts, channel, key, topic, content_type, headers, payload from deferred
+    select hot.id, hot.created_at, hot.message_id, hot.shard, hot.attempts, hot.channel, hot.key, hot.topic, hot.content_type, hot.headers, hot.payload from hot
+    union all select deferred.id, deferred.created_at, deferred.message_id, deferred.shard, deferred.attempts, deferred.channel, deferred.key, deferred.topic, deferred.content_type, deferred.headers, deferred.payload from deferred
 )
 insert into commitbox.outbox_dead (id, created_at, message_id, shard, attempts, channel, key, topic, content_type, headers, payload, last_error)
 select g.id, g.created_at, g.message_id, g.shard, g.attempts + 1, g.channel, g.key, g.topic, g.content_type, g.headers, g.payload, nullif(u.error, '')
@@ -65,7 +72,7 @@ type BuryMessagesParams struct {
 	Channel string
 }
 
-// Declares messages dead, from wherever they are. After the fence. Primary keys. The deletes decide: a row that
+// Declares messages dead, from wherever they are. After the fence. Primary keys, then ctid, as in DeleteConfirmed. The deletes decide: a row that
 // somebody removed meanwhile is not made again.
 func (q *Queries) BuryMessages(ctx context.Context, arg BuryMessagesParams) (int64, error) {
 	result, err := q.db.Exec(ctx, BuryMessages,
@@ -86,8 +93,11 @@ with u as materialized (
     from rows from (unnest($1::smallint[]), unnest($2::bigint[]), unnest($3::integer[]), unnest($4::text[]), unnest($5::float8[]))
         as x (shard, id, attempts, error, delay)
 ), gone as (
-    delete from commitbox.outbox_message m using u
-    where m.channel = $6 and m.shard = u.shard and m.id = u.id
+    delete from commitbox.outbox_message m where m.ctid = any (array(
+        select p.ctid from rows from (unnest($1::smallint[]), unnest($2::bigint[])) as c (shard, id) cross join lateral (
+            select h.ctid from commitbox.outbox_message h where h.channel = $6 and h.shard = c.shard and h.id = c.id limit 1
+        ) p
+    ))
     returning m.id, m.created_at, m.message_id, m.shard, m.channel, m.key, m.topic, m.content_type, m.headers, m.payload
 )
 insert into commitbox.outbox_deferred (id, created_at, message_id, shard, attempts, channel, key, topic, content_type, headers, payload, due_at, last_error)
@@ -106,7 +116,7 @@ type DeferMessagesParams struct {
 }
 
 // Moves messages from hot to deferred: a failed head with its error, a follower with none. After the fence. Primary
-// key. A row that somebody removed meanwhile is not there and is not made again.
+// key, then ctid, as in DeleteConfirmed. A row that somebody removed meanwhile is not there and is not made again.
 func (q *Queries) DeferMessages(ctx context.Context, arg DeferMessagesParams) (int64, error) {
 	result, err := q.db.Exec(ctx, DeferMessages,
 		arg.Shards,
@@ -124,8 +134,12 @@ func (q *Queries) DeferMessages(ctx context.Context, arg DeferMessagesParams) (i
 
 const DeleteConfirmed = `-- name: DeleteConfirmed :execrows
 delete from commitbox.outbox_message o
-using rows from (unnest($1::smallint[]), unnest($2::bigint[])) as c (shard, id)
-where o.channel = $3 and o.shard = c.shard and o.id = c.id
+where o.ctid = any (array(
+    select m.ctid from rows from (unnest($1::smallint[]), unnest($2::bigint[])) as c (shard, id)
+    cross join lateral (
+        select h.ctid from commitbox.outbox_message h where h.channel = $3 and h.shard = c.shard and h.id = c.id limit 1
+    ) m
+))
 `
 
 type DeleteConfirmedParams struct {
@@ -134,8 +148,11 @@ type DeleteConfirmedParams struct {
 	Channel string
 }
 
-// Removes messages that the broker confirmed. Not fenced: that it was confirmed is true whoever says it. Primary key;
-// row locks of one statement, taken by nobody else. 0 or 1 row each; a shortfall means that a later owner moved the row.
+// Removes messages that the broker confirmed. Not fenced: that it was confirmed is true whoever says it. One probe of the
+// primary key for each, then a scan by ctid: joined to the ids, the planner takes a hash join over the whole channel, dead
+// rows included, while the table has no statistics. Rows in hot are never updated, so a ctid stays that of its message for
+// as long as the statement sees it. Row locks of one statement, taken by nobody else. 0 or 1 row each; a shortfall means
+// that a later owner moved the row.
 func (q *Queries) DeleteConfirmed(ctx context.Context, arg DeleteConfirmedParams) (int64, error) {
 	result, err := q.db.Exec(ctx, DeleteConfirmed, arg.Shards, arg.Ids, arg.Channel)
 	if err != nil {
@@ -167,8 +184,12 @@ func (q *Queries) DeleteConfirmedDead(ctx context.Context, arg DeleteConfirmedDe
 
 const DeleteConfirmedDeferred = `-- name: DeleteConfirmedDeferred :execrows
 delete from commitbox.outbox_deferred o
-using rows from (unnest($1::smallint[]), unnest($2::bigint[])) as c (shard, id)
-where o.channel = $3 and o.shard = c.shard and o.id = c.id
+where o.ctid = any (array(
+    select m.ctid from rows from (unnest($1::smallint[]), unnest($2::bigint[])) as c (shard, id)
+    cross join lateral (
+        select h.ctid from commitbox.outbox_deferred h where h.channel = $3 and h.shard = c.shard and h.id = c.id limit 1
+    ) m
+))
 `
 
 type DeleteConfirmedDeferredParams struct {

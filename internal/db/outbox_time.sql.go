@@ -16,16 +16,26 @@ const KeepConfirmed = `-- name: KeepConfirmed :execrows
 with u as materialized (
     select x.shard, x.id from rows from (unnest($1::smallint[]), unnest($2::bigint[])) as x (shard, id)
 ), hot as (
-    delete from commitbox.outbox_message m using u where m.channel = $3 and m.shard = u.shard and m.id = u.id
+    delete from commitbox.outbox_message m where m.ctid = any (array(
+        select p.ctid from rows from (unnest($1::smallint[]), unnest($2::bigint[])) as c (shard, id) cross join lateral (
+            select h.ctid from commitbox.outbox_message h where h.channel = $3 and h.shard = c.shard and h.id = c.id limit 1
+        ) p
+    ))
     returning m.id, m.created_at, m.message_id, m.shard, m.channel, m.key, m.topic, m.content_type, m.headers, m.payload
 ), deferred as (
-    delete from commitbox.outbox_deferred d using u where d.channel = $3 and d.shard = u.shard and d.id = u.id
+    delete from commitbox.outbox_deferred d where d.ctid = any (array(
+        select p.ctid from rows from (unnest($1::smallint[]), unnest($2::bigint[])) as c (shard, id) cross join lateral (
+            select h.ctid from commitbox.outbox_deferred h where h.channel = $3 and h.shard = c.shard and h.id = c.id limit 1
+        ) p
+    ))
     returning d.id, d.created_at, d.message_id, d.shard, d.channel, d.key, d.topic, d.content_type, d.headers, d.payload
 ), dead as (
     delete from commitbox.outbox_dead d using u where d.channel = $3 and d.shard = u.shard and d.id = u.id
     returning d.id, d.created_at, d.message_id, d.shard, d.channel, d.key, d.topic, d.content_type, d.headers, d.payload
 ), gone as (
-    select id, created_at, message_id, shard, channel, key, topic, content_type, headers, payload from hot union all select id, created_at, message_id, shard, channel, key, topic, content_type, headers, payload from deferred union all select id, created_at, message_id, shard, channel, key, topic, content_type, headers, payload from dead
+    select hot.id, hot.created_at, hot.message_id, hot.shard, hot.channel, hot.key, hot.topic, hot.content_type, hot.headers, hot.payload from hot
+    union all select deferred.id, deferred.created_at, deferred.message_id, deferred.shard, deferred.channel, deferred.key, deferred.topic, deferred.content_type, deferred.headers, deferred.payload from deferred
+    union all select dead.id, dead.created_at, dead.message_id, dead.shard, dead.channel, dead.key, dead.topic, dead.content_type, dead.headers, dead.payload from dead
 )
 insert into commitbox.outbox_sent (id, created_at, message_id, shard, channel, key, topic, content_type, headers, payload)
 select g.id, g.created_at, g.message_id, g.shard, g.channel, g.key, g.topic, g.content_type, g.headers, g.payload from gone g
@@ -50,14 +60,15 @@ func (q *Queries) KeepConfirmed(ctx context.Context, arg KeepConfirmedParams) (i
 const MoveScheduled = `-- name: MoveScheduled :one
 with lead as materialized (
     select pg_try_advisory_xact_lock(hashtextextended($1::text, 'commitbox.outbox_scheduled'::regclass::oid::bigint)) as ok
-), due as materialized (
-    select s.channel, s.due_at, s.id from lead join commitbox.outbox_scheduled s on s.channel = $1::text
-    where lead.ok and s.due_at <= statement_timestamp()
-    order by s.due_at, s.id limit $2::integer
-    for update of s skip locked
 ), gone as (
-    delete from commitbox.outbox_scheduled s using due d
-    where s.channel = d.channel and s.due_at = d.due_at and s.id = d.id
+    delete from commitbox.outbox_scheduled s where s.ctid = any (array(
+        select d.ctid from rows from (generate_series(1, (select ok::integer from lead))) as one (n) cross join lateral (
+            select h.ctid from commitbox.outbox_scheduled h
+            where h.channel = $1::text and h.due_at <= statement_timestamp()
+            order by h.due_at, h.id limit $2::integer
+            for update skip locked
+        ) d
+    ))
     returning s.due_at, s.id, s.created_at, s.message_id, s.channel, s.key, s.topic, s.content_type, s.headers, s.payload
 ), moved as (
     insert into commitbox.outbox_message (created_at, message_id, channel, key, topic, content_type, headers, payload)
@@ -82,7 +93,7 @@ type MoveScheduledRow struct {
 
 // Gives due messages their place in hot, in order of their time, and tells how many, and the seconds until the next one. One
 // relay of a channel at a time: the advisory lock, tried for this statement's transaction, keeps the order of those of one
-// key; SKIP LOCKED leaves a row alone that somebody is about to cancel. Primary key; the delete decides. The new
+// key; SKIP LOCKED leaves a row alone that somebody is about to cancel. Primary key, then ctid: the rows are locked; the delete decides. The new
 // positions are drawn under the row-exclusive lock on hot, like those of any writer.
 func (q *Queries) MoveScheduled(ctx context.Context, arg MoveScheduledParams) (MoveScheduledRow, error) {
 	row := q.db.QueryRow(ctx, MoveScheduled, arg.Channel, arg.AtMost)
