@@ -59,7 +59,7 @@ func Handle[R any](ctx context.Context, tx pgx.Tx, id ID, fn func(ctx context.Co
 	for _, option := range opts {
 		option(&h)
 	}
-	if err := h.check(fn == nil); err != nil {
+	if err := h.check(ctx, fn == nil); err != nil {
 		return Result[R]{Outcome: Failed}, err
 	}
 	var value R
@@ -91,8 +91,8 @@ type handling struct {
 	savepoint bool
 }
 
-func (h *handling) check(noHandler bool) error {
-	err := errors.Join(check.Tx(h.tx), h.msg.check())
+func (h *handling) check(ctx context.Context, noHandler bool) error {
+	err := errors.Join(check.Tx(ctx, h.tx), h.msg.check())
 	if noHandler {
 		err = errors.Join(err, &commitbox.InputError{Field: "fn", Problem: "is nil"})
 	}
@@ -100,9 +100,6 @@ func (h *handling) check(noHandler bool) error {
 }
 
 func (h *handling) handle(ctx context.Context, run func(context.Context) ([]byte, error)) verdict {
-	if isEnded(ctx, h.tx) {
-		return unavailable(check.Ended(pgx.ErrTxClosed))
-	}
 	conn := h.tx.Conn()
 	var scope any = conn
 	if conn == nil {

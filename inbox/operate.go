@@ -45,7 +45,7 @@ func MarkCompleted[R any](ctx context.Context, tx pgx.Tx, id ID, result R, reaso
 	for _, option := range opts {
 		option(&h)
 	}
-	if err := errors.Join(h.check(false), checkReason(reason)); err != nil {
+	if err := errors.Join(h.check(ctx, false), checkReason(reason)); err != nil {
 		return err
 	}
 	stored, err := encode(result, h.ResultMax)

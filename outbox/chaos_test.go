@@ -145,7 +145,7 @@ func TestH2_AMessageThatKillsItsRelayIsFoundOut(t *testing.T) {
 	}
 	deaths := 0
 	p := startProcess(t, db, 0)
-	eventuallyWithin(t, 90*time.Second, "the poison to be dead", func() bool {
+	eventuallyWithin(t, 4*time.Minute, "the poison to be dead", func() bool {
 		if !p.alive() {
 			deaths++
 			p = startProcess(t, db, 0)

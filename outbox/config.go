@@ -42,7 +42,7 @@ type RelayConfig struct {
 	MaxWriterAge time.Duration
 
 	Observer commitbox.Observer // default: none
-	Logger   *slog.Logger       // default: none
+	Logger   *slog.Logger       // default: slog.Default()
 
 	random func() float64 // for jitter; the simulation's is replayable
 }
@@ -64,7 +64,7 @@ func (c RelayConfig) withDefaults() RelayConfig {
 	c.BackoffMax = cmp.Or(c.BackoffMax, 5*time.Minute)
 	c.MaxWriterAge = cmp.Or(c.MaxWriterAge, time.Minute)
 	c.Observer = cmp.Or(c.Observer, commitbox.Discard)
-	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
+	c.Logger = cmp.Or(c.Logger, slog.Default())
 	return c
 }
 

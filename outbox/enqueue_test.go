@@ -80,6 +80,35 @@ func TestP14_BadMessagesAreRefusedBeforeTheDatabaseSeesThem(t *testing.T) {
 	}
 }
 
+func TestP14_ATransactionThatCannotTakeAStatementIsRefused(t *testing.T) {
+	t.Parallel()
+	db := testenv.Database(t)
+	ctx := t.Context()
+	for name, spoil := range map[string]func(pgx.Tx) error{
+		"has ended": func(tx pgx.Tx) error { _, err := tx.Exec(ctx, "commit"); return err },
+		"is aborted": func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, "select 1/0")
+			if err == nil {
+				return errors.New("no error")
+			}
+			return nil
+		},
+		"has rows open":           func(tx pgx.Tx) error { _, err := tx.Query(ctx, "select 1"); return err },
+		"has lost its connection": func(tx pgx.Tx) error { return tx.Conn().Close(ctx) },
+	} {
+		tx := begin(t, db)
+		must(t, spoil(tx))
+		_, err := outbox.Enqueue(ctx, tx, message("k", "p"))
+		if input := (*commitbox.InputError)(nil); !errors.As(err, &input) || input.Field != "tx" || !strings.HasPrefix(input.Problem, name) {
+			t.Errorf("%s: %v", name, err)
+		}
+		_ = tx.Conn().Close(context.Background())
+	}
+	if n := count(t, db, "select count(*) from commitbox.outbox_message"); n != 0 {
+		t.Errorf("%d messages were stored", n)
+	}
+}
+
 func TestEnqueueAtTheLimits(t *testing.T) {
 	t.Parallel()
 	db := testenv.Database(t)

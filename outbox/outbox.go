@@ -98,7 +98,7 @@ func Enqueue(ctx context.Context, tx pgx.Tx, messages ...Message) ([]uuid.UUID, 
 // Bad input is answered with a *commitbox.InputError that names the field, before anything is sent: none of the messages
 // is stored, and tx can go on. Any other error comes from PostgreSQL and has aborted tx.
 func (b *Box) Enqueue(ctx context.Context, tx pgx.Tx, messages ...Message) ([]uuid.UUID, error) {
-	if err := check.Tx(tx); err != nil {
+	if err := check.Tx(ctx, tx); err != nil {
 		return nil, err
 	}
 	if len(messages) == 0 {

@@ -64,7 +64,7 @@ func TestA4_RacingRelaysNeverOwnAShardTwice(t *testing.T) {
 	db := testenv.Database(t)
 	for round := range 50 {
 		cfg := brisk()
-		cfg.Channel = fmt.Sprint("c", round)
+		cfg.Channel, cfg.Lease = fmt.Sprint("c", round), time.Minute
 		relays := make([]*outbox.Relay, 4)
 		var group sync.WaitGroup
 		for i := range relays {

@@ -3,7 +3,9 @@
 package check
 
 import (
+	"context"
 	"errors"
+	"reflect"
 	"strings"
 	"unicode/utf8"
 
@@ -41,13 +43,35 @@ func Size(field string, size, max int) error {
 	return nil
 }
 
-// Tx checks that there is a transaction.
-func Tx(tx pgx.Tx) error {
-	if tx == nil {
+// Tx checks, without a round trip, that a statement can run in the transaction: that there is one, that it was not ended, by
+// its methods or by a COMMIT sent as text, that no error has aborted it, and that its connection is free. Where tx is not
+// of pgx, only what its methods tell is seen.
+func Tx(ctx context.Context, tx pgx.Tx) error {
+	if v := reflect.ValueOf(tx); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		return &commitbox.InputError{Field: "tx", Problem: "is nil"}
+	}
+	if errors.Is(tx.SendBatch(ctx, new(pgx.Batch)).Close(), pgx.ErrTxClosed) {
+		return ended()
+	}
+	conn := tx.Conn()
+	switch {
+	case conn == nil:
+		return nil
+	case conn.IsClosed():
+		return &commitbox.InputError{Field: "tx", Problem: "has lost its connection; begin a new transaction"}
+	case conn.PgConn().IsBusy():
+		return &commitbox.InputError{Field: "tx", Problem: "has rows open; close them first"}
+	}
+	switch conn.PgConn().TxStatus() {
+	case 'I':
+		return ended()
+	case 'E':
+		return &commitbox.InputError{Field: "tx", Problem: "is aborted by an error of an earlier statement; roll back"}
 	}
 	return nil
 }
+
+func ended() error { return Ended(pgx.ErrTxClosed) }
 
 // Ended turns the answer of a transaction that has ended already into an InputError; other errors are passed on.
 func Ended(err error) error {

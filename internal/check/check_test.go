@@ -1,6 +1,7 @@
 package check_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -78,15 +79,25 @@ func TestSize(t *testing.T) {
 
 func TestTx(t *testing.T) {
 	t.Parallel()
-	if got := inputError(t, check.Tx(nil)); got == nil || got.Field != "tx" {
+	if got := inputError(t, check.Tx(t.Context(), (*someTx)(nil))); got == nil || got.Field != "tx" {
+		t.Errorf("a nil pointer: %v", got)
+	}
+	if got := inputError(t, check.Tx(t.Context(), nil)); got == nil || got.Field != "tx" {
 		t.Errorf("no transaction: %v", got)
 	}
-	if err := check.Tx(someTx{}); err != nil {
+	if err := check.Tx(t.Context(), someTx{}); err != nil {
 		t.Errorf("a transaction: %v", err)
 	}
 }
 
+// someTx is a transaction that is not of pgx.
 type someTx struct{ pgx.Tx }
+
+func (someTx) Conn() *pgx.Conn { return nil }
+
+func (someTx) SendBatch(_ context.Context, b *pgx.Batch) pgx.BatchResults {
+	return pgx.FailedBatchResults(b, errors.ErrUnsupported)
+}
 
 func TestEnded(t *testing.T) {
 	t.Parallel()
