@@ -66,7 +66,9 @@ func (s *settings) report(ctx context.Context, id ID, v verdict, start time.Time
 		s.Logger.ErrorContext(ctx, "inbox: the handler panicked", append(attrs, "stack", string(panicked.Stack))...)
 	case errors.Is(v.err, ErrTxEnded):
 		s.Logger.ErrorContext(ctx, "inbox: the handler ended its transaction; look at what it committed", attrs...)
-	case v.outcome == Dead && v.seen != nil, v.outcome == Mismatch, v.outcome == Unknown:
+	case v.outcome == Unknown:
+		s.Logger.WarnContext(ctx, "inbox: the answer to COMMIT was lost; the next delivery finds out", attrs...)
+	case v.outcome == Dead && v.seen != nil, v.outcome == Mismatch:
 		s.Logger.WarnContext(ctx, "inbox: a message needs a person", append(attrs, "payload_kept", v.payloadKept)...)
 	}
 }
