@@ -20,6 +20,7 @@ import (
 	"github.com/pressly/goose/v3"
 	"github.com/pressly/goose/v3/database"
 
+	"github.com/commitbox/commitbox"
 	"github.com/commitbox/commitbox/internal/db"
 	"github.com/commitbox/commitbox/internal/ownpool"
 	"github.com/commitbox/commitbox/internal/schema"
@@ -145,6 +146,9 @@ const connections = 3
 
 func open(ctx context.Context, pool *pgxpool.Pool, cfg Config) (*migrator, error) {
 	name, err := schema.Parse(cfg.Schema)
+	if pool == nil {
+		err = errors.Join(&commitbox.InputError{Field: "pool", Problem: "is nil"}, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("migrate: %w", err)
 	}

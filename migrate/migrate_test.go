@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/commitbox/commitbox"
 	"github.com/commitbox/commitbox/internal/schema"
 	"github.com/commitbox/commitbox/internal/testenv"
 	"github.com/commitbox/commitbox/migrate"
@@ -21,6 +22,21 @@ func status(t *testing.T, db *testenv.DB, cfg migrate.Config) []migrate.Migratio
 		t.Fatal(err)
 	}
 	return list
+}
+
+func TestNilPoolIsRefused(t *testing.T) {
+	t.Parallel()
+	_, statusErr := migrate.Status(t.Context(), nil, migrate.Config{})
+	for name, err := range map[string]error{
+		"Up":     migrate.Up(t.Context(), nil, migrate.Config{}),
+		"Down":   migrate.Down(t.Context(), nil, migrate.Config{}),
+		"Status": statusErr,
+	} {
+		var input *commitbox.InputError
+		if !errors.As(err, &input) || input.Field != "pool" {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
 }
 
 // applied counts the applied migrations and checks that they come first.
