@@ -38,8 +38,9 @@ func main() {}
 
 // calls take the transaction of the business change.
 var calls = map[string]string{
-	"outbox.Enqueue": `_, _ = outbox.Enqueue(ctx, executor, outbox.Message{Topic: "t"})`,
-	"inbox.Handle":   `_, _ = inbox.Handle(ctx, executor, inbox.ID{}, func(context.Context) (inbox.Void, error) { return inbox.Void{}, nil })`,
+	"outbox.Enqueue":      `_, _ = outbox.Enqueue(ctx, executor, outbox.Message{Topic: "t"})`,
+	"inbox.MarkCompleted": `_ = inbox.MarkCompleted(ctx, executor, inbox.ID{}, inbox.Void{}, "reason")`,
+	"inbox.Handle":        `_, _ = inbox.Handle(ctx, executor, inbox.ID{}, func(context.Context) (inbox.Void, error) { return inbox.Void{}, nil })`,
 }
 
 // compile builds a program and returns what the compiler says.
