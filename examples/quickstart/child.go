@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
 	"sync"
@@ -13,6 +14,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/commitbox/commitbox/outbox"
 )
 
 // stopTimeout is how long a component may take to finish what it holds.
@@ -52,9 +55,33 @@ func startChild(name string, env []string, note journal) (*child, error) {
 		for lines := bufio.NewScanner(stdout); lines.Scan(); {
 			note(lines.Text())
 		}
-		c.result = c.cmd.Wait()
+		c.result = childError(c.cmd.Wait())
 	}()
 	return c, nil
+}
+
+// stalledStatus is the exit status of a relay that ended with [outbox.ErrPublishStalled].
+const stalledStatus = 75
+
+// exitStatus is the status with which the program ends.
+func exitStatus(err error) int {
+	switch {
+	case err == nil:
+		return 0
+	case errors.Is(err, outbox.ErrPublishStalled):
+		return stalledStatus
+	default:
+		return 1
+	}
+}
+
+// childError is what a child's exit status says.
+func childError(err error) error {
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.ExitCode() == stalledStatus {
+		return outbox.ErrPublishStalled
+	}
+	return err
 }
 
 func (c *child) kill() {
@@ -94,11 +121,12 @@ func runChild(ctx context.Context, name string, stdout io.Writer) error {
 	defer pool.Close()
 	b := &rabbit{url: os.Getenv("AMQP_URL"), name: os.Getenv("QUICKSTART_NAME")}
 	var mu sync.Mutex
-	err = runComponent(ctx, name, pool, b, func(line string) {
+	note := func(line string) {
 		mu.Lock()
 		defer mu.Unlock()
 		fmt.Fprintln(stdout, line)
-	})
+	}
+	err = component{name, pool, b, note, slog.Default()}.run(ctx)
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		return nil
 	}

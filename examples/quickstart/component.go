@@ -41,35 +41,51 @@ type broker interface {
 	waiting(ctx context.Context) (int, error)
 }
 
-// runComponent runs one component until ctx ends and notes what happens in it.
-func runComponent(ctx context.Context, name string, pool *pgxpool.Pool, b broker, note journal) error {
-	switch name {
+// component is one running part and what it works with.
+type component struct {
+	name   string
+	pool   *pgxpool.Pool
+	broker broker
+	note   journal // told what happens
+	log    *slog.Logger
+}
+
+// run works until ctx ends.
+func (c component) run(ctx context.Context) error {
+	switch c.name {
 	case relayName:
-		return runRelay(ctx, pool, b, note)
+		return c.relay(ctx)
 	case paymentsName:
-		return runConsumer(ctx, name, pool, b, pay, note)
+		return c.consume(ctx, pay)
 	case timelineName:
-		return runConsumer(ctx, name, pool, b, addToTimeline, note)
+		return c.consume(ctx, addToTimeline)
 	default:
-		return fmt.Errorf("unknown component %q", name)
+		return fmt.Errorf("unknown component %q", c.name)
 	}
 }
 
-// lease is short, so that the demonstration does not wait long for the work of the killed relay. The default suits
-// production.
-const lease = 3 * time.Second
+// The lease is short, so that the demonstration does not wait long for the work of the killed relay. Most of it is left to
+// publishing and to a machine that is busy. The defaults suit production.
+const (
+	lease          = 3 * time.Second
+	renew          = 400 * time.Millisecond
+	renewTimeout   = 400 * time.Millisecond
+	publishTimeout = 600 * time.Millisecond
+	guard          = 700 * time.Millisecond
+)
 
 // batch is small, so that what a killed relay leaves behind is a part of the flow and not all of it.
 const batch = 100
 
-func runRelay(ctx context.Context, pool *pgxpool.Pool, b broker, note journal) error {
-	publisher, closePublisher, err := b.publisher()
+func (c component) relay(ctx context.Context) error {
+	publisher, closePublisher, err := c.broker.publisher()
 	if err != nil {
 		return err
 	}
 	defer closePublisher()
-	relay, err := outbox.NewRelay(pool, &duplicator{next: publisher, note: note}, outbox.RelayConfig{
-		Lease: lease, Batch: batch, Logger: slog.Default(),
+	relay, err := outbox.NewRelay(c.pool, &duplicator{next: publisher, note: c.note}, outbox.RelayConfig{
+		Lease: lease, Renew: renew, RenewTimeout: renewTimeout, PublishTimeout: publishTimeout, Guard: guard,
+		Batch: batch, Logger: c.log,
 	})
 	if err != nil {
 		return err
@@ -77,12 +93,12 @@ func runRelay(ctx context.Context, pool *pgxpool.Pool, b broker, note journal) e
 	return relay.Run(ctx)
 }
 
-func runConsumer(ctx context.Context, name string, pool *pgxpool.Pool, b broker, handle handler, note journal) error {
-	box, err := inbox.New(pool, inbox.Config{Observer: receipts(note)})
+func (c component) consume(ctx context.Context, handle handler) error {
+	box, err := inbox.New(c.pool, inbox.Config{Observer: receipts(c.note), Logger: c.log})
 	if err != nil {
 		return err
 	}
-	return b.consume(ctx, box, name, handle)
+	return c.broker.consume(ctx, box, c.name, handle)
 }
 
 // receipts notes every message that the inbox saw and what it said.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -13,6 +15,7 @@ import (
 // where the broker is in memory too. Its kill cuts the database connections first, so that open transactions break
 // wherever they are; a real SIGKILL cannot be had in here.
 type goroutines struct {
+	log    *valve
 	cancel context.CancelFunc
 	wire   *wire
 	gone   chan struct{}
@@ -24,7 +27,7 @@ func startGoroutines(name, databaseURL string, b broker, note journal) (*gorouti
 	if err != nil {
 		return nil, err
 	}
-	g := &goroutines{wire: &wire{}, gone: make(chan struct{})}
+	g := &goroutines{log: &valve{}, wire: &wire{}, gone: make(chan struct{})}
 	cfg.ConnConfig.DialFunc = g.wire.dial
 	ctx, cancel := context.WithCancel(context.Background())
 	g.cancel = cancel
@@ -36,7 +39,7 @@ func startGoroutines(name, databaseURL string, b broker, note journal) (*gorouti
 	go func() {
 		defer close(g.gone)
 		defer pool.Close()
-		g.result = runComponent(ctx, name, pool, b, note)
+		g.result = component{name, pool, b, note, newLogger(g.log)}.run(ctx)
 		if ctx.Err() != nil && errors.Is(g.result, context.Canceled) {
 			g.result = nil
 		}
@@ -45,6 +48,7 @@ func startGoroutines(name, databaseURL string, b broker, note journal) (*gorouti
 }
 
 func (g *goroutines) kill() {
+	g.log.shut.Store(true)
 	g.wire.cut()
 	g.cancel()
 	<-g.gone
@@ -64,4 +68,14 @@ func (g *goroutines) stop() error {
 func (g *goroutines) wait() error {
 	<-g.gone
 	return g.result
+}
+
+// valve is the standard error until it is shut: who is killed says nothing about it.
+type valve struct{ shut atomic.Bool }
+
+func (v *valve) Write(text []byte) (int, error) {
+	if v.shut.Load() {
+		return len(text), nil
+	}
+	return os.Stderr.Write(text)
 }

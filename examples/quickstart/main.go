@@ -20,12 +20,17 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})))
+	slog.SetDefault(newLogger(os.Stderr))
 	if err := dispatch(ctx, os.Args[1:], os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "quickstart:", err)
 		stop()
-		os.Exit(1)
+		os.Exit(exitStatus(err))
 	}
+}
+
+// newLogger leaves out what a run with kills is full of: connections lost and work repeated.
+func newLogger(w io.Writer) *slog.Logger {
+	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelError}))
 }
 
 // dispatch runs the whole program, or one component if that is what args name: this is how the program starts itself

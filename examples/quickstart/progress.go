@@ -12,6 +12,8 @@ import (
 type progress struct {
 	orders   int
 	tally    *tally
+	paid     func() (int, error) // counts the orders with a payment
+	lastPaid int                 // what it said last, for when the database does not answer
 	quit     chan struct{}
 	gone     chan struct{}
 	terminal bool
@@ -20,9 +22,10 @@ type progress struct {
 	w  io.Writer
 }
 
-func showProgress(w io.Writer, orders int, t *tally) *progress {
+func showProgress(w io.Writer, orders int, t *tally, paid func() (int, error)) *progress {
 	p := &progress{
-		orders: orders, tally: t, quit: make(chan struct{}), gone: make(chan struct{}), terminal: isTerminal(w), w: w,
+		orders: orders, tally: t, paid: paid,
+		quit: make(chan struct{}), gone: make(chan struct{}), terminal: isTerminal(w), w: w,
 	}
 	go p.run()
 	return p
@@ -57,8 +60,11 @@ func (p *progress) stop() {
 }
 
 func (p *progress) line() string {
+	if n, err := p.paid(); err == nil {
+		p.lastPaid = n
+	}
 	c := p.tally.counts()
-	return fmt.Sprintf("%d of %d orders paid, %d messages delivered, %d deliveries received", c.Paid, p.orders, c.Delivered, c.Received)
+	return fmt.Sprintf("%d of %d orders paid, %d messages delivered, %d deliveries received", p.lastPaid, p.orders, c.Delivered, c.Received)
 }
 
 func (p *progress) write(text string) {

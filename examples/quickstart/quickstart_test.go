@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"regexp"
 	"strings"
@@ -11,9 +12,12 @@ import (
 	"github.com/commitbox/commitbox/internal/testenv"
 )
 
+// programVariable makes the test program run as the program itself.
+const programVariable = "QUICKSTART_TEST_PROGRAM"
+
 // TestMain is also the entry of the child processes that a run starts from the test program.
 func TestMain(m *testing.M) {
-	if len(os.Args) == 2 && os.Getenv("QUICKSTART_NAME") != "" {
+	if len(os.Args) == 2 && os.Getenv("QUICKSTART_NAME") != "" || os.Getenv(programVariable) != "" {
 		main()
 		return
 	}
@@ -38,9 +42,9 @@ func TestQuickstart(t *testing.T) {
 			if err := run(t.Context(), cfg, &out, &status); err != nil {
 				t.Fatalf("%v\n%s%s", err, &status, &out)
 			}
-			text := strings.TrimSpace(out.String())
+			text := out.String()
 			var got report
-			if err := json.Unmarshal([]byte(text[strings.LastIndex(text, "\n")+1:]), &got); err != nil {
+			if err := json.Unmarshal([]byte(lastLine(text)), &got); err != nil {
 				t.Fatalf("last line: %v\n%s", err, text)
 			}
 			if got.Effects != testOrders || got.Lost != 0 || got.DoubleEffects != 0 {
@@ -50,6 +54,9 @@ func TestQuickstart(t *testing.T) {
 			if got.Received < 3*testOrders || got.DuplicatesReceived == 0 {
 				t.Errorf("want at least %d deliveries and some duplicates:\n%s", 3*testOrders, text)
 			}
+			if done := fmt.Sprintf("%d of %d orders paid", testOrders, testOrders); !strings.Contains(lastLine(status.String()), done) {
+				t.Errorf("the progress ends without %q:\n%s", done, &status)
+			}
 			if !bothKilled.MatchString(text) {
 				t.Errorf("want both components to have been killed:\n%s", text)
 			}
@@ -58,6 +65,11 @@ func TestQuickstart(t *testing.T) {
 			}
 		})
 	}
+}
+
+func lastLine(text string) string {
+	text = strings.TrimSpace(text)
+	return text[strings.LastIndex(text, "\n")+1:]
 }
 
 // TestEffectsAreCounted breaks the tables by hand: what is lost or double must show.
@@ -91,6 +103,7 @@ func TestEffectsAreCounted(t *testing.T) {
 		{"event missing", order("d", 1, 0, 1, 1), 2, 2},
 		{"event twice", order("e", 1, 1, 2, 1), 2, 3},
 		{"stock not taken", order("f", 1, 1, 1, 0), 3, 3},
+		{"one taken in place of another", order("g", 1, 1, 1, 0) + "update stock set available = available - 1 where sku = 'sku-1';", 4, 4},
 	} {
 		if _, err := db.Exec(t.Context(), step.statements); err != nil {
 			t.Fatal(err)
@@ -106,19 +119,5 @@ func TestEffectsAreCounted(t *testing.T) {
 		if r.Lost != step.lost || r.DoubleEffects != step.double {
 			t.Errorf("after %q: lost %d, double %d; want %d, %d", step.name, r.Lost, r.DoubleEffects, step.lost, step.double)
 		}
-		if (step.lost != 0 || step.double != 0) && r.verdict() == nil {
-			t.Errorf("after %q the verdict must be an error", step.name)
-		}
-	}
-}
-
-// TestRunWithoutDuplicatesProvesNothing: a run in which nothing was repeated must not look like a success.
-func TestRunWithoutDuplicatesProvesNothing(t *testing.T) {
-	t.Parallel()
-	if (&report{Orders: 1, Effects: 1}).verdict() == nil {
-		t.Error("want an error")
-	}
-	if err := (&report{Orders: 1, Effects: 1, DuplicatesReceived: 1}).verdict(); err != nil {
-		t.Error(err)
 	}
 }

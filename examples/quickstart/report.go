@@ -41,8 +41,8 @@ type report struct {
 	DoubleEffects      int     `json:"double_effects"`      // effects beyond the first
 	Seconds            float64 `json:"seconds"`
 
-	copies, kills int
-	effects       effects
+	copies, kills, stalls int
+	effects               effects
 }
 
 func (d *demo) report(ctx context.Context) (*report, error) {
@@ -66,6 +66,7 @@ func (d *demo) report(ctx context.Context) (*report, error) {
 		Seconds:            math.Round(time.Since(d.started).Seconds()*10) / 10,
 		copies:             c.Copies,
 		kills:              d.components.kills,
+		stalls:             d.components.stalls,
 		effects:            e,
 	}, nil
 }
@@ -82,6 +83,7 @@ func (r *report) write(w io.Writer) error {
 		{"deliveries received by the inboxes", r.Received},
 		{"  of which handled before", r.DuplicatesReceived},
 		{"components killed and restarted", r.kills},
+		{"stalled relays replaced", r.stalls},
 		{"messages given up", r.effects.Dead},
 		{"payments", r.effects.Payments},
 		{"  orders without a payment", r.effects.Unpaid},

@@ -26,7 +26,7 @@ func run(ctx context.Context, cfg config, out, status io.Writer) (err error) {
 	d.components = newSupervisor(start, fail)
 	defer func() { err = errors.Join(err, d.components.stop(relayName, paymentsName, timelineName)) }()
 
-	d.progress = showProgress(status, cfg.Orders, d.tally)
+	d.progress = showProgress(status, cfg.Orders, d.tally, d.paid)
 	err = d.flow(ctx)
 	d.progress.stop()
 	if cause := context.Cause(ctx); cause != nil {
@@ -151,6 +151,14 @@ func (d *demo) await(ctx context.Context, every time.Duration, done func(c count
 		case <-time.After(every):
 		}
 	}
+}
+
+// paid counts the orders that have a payment.
+func (d *demo) paid() (n int, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	err = d.db.QueryRow(ctx, `select count(distinct order_id) from payments`).Scan(&n)
+	return n, err
 }
 
 // open counts what is on its way: messages in the outbox and deliveries in queues.
