@@ -59,7 +59,7 @@ func closeAdmin() error {
 	}
 	a := adminOnce.admin
 	adminOnce.admin = nil
-	return a.conn.Close(context.Background())
+	return a.close(context.Background())
 }
 
 func newAdmin(ctx context.Context, url string) (*admin, error) {
@@ -75,10 +75,20 @@ func newAdmin(ctx context.Context, url string) (*admin, error) {
 	if _, err := conn.Exec(ctx, `SELECT pg_advisory_lock($1)`, a.key); err != nil {
 		return nil, errors.Join(err, conn.Close(ctx))
 	}
+	if _, err := conn.Exec(ctx, joinUsers); err != nil {
+		return nil, errors.Join(err, conn.Close(ctx))
+	}
 	if err := a.sweep(ctx); err != nil {
 		return nil, errors.Join(err, conn.Close(ctx))
 	}
 	return a, nil
+}
+
+// close ends the connection; the last of all test processes drops the template.
+func (a *admin) close(ctx context.Context) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return errors.Join(a.leaveTemplate(ctx), a.conn.Close(ctx))
 }
 
 // createFrom makes a database from a template and returns its name.

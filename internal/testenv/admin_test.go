@@ -6,13 +6,15 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/commitbox/commitbox/internal/devserver"
 )
 
 func closeAfter(t *testing.T, a *admin) {
 	t.Helper()
 	t.Cleanup(func() {
-		if err := a.conn.Close(context.Background()); err != nil {
+		if err := a.close(context.Background()); err != nil {
 			t.Error(err)
 		}
 	})
@@ -127,4 +129,48 @@ func TestOwnerLockSurvivesTheTemplate(t *testing.T) {
 	}
 	closeAfter(t, next)
 	mustExist(t, next, name, true)
+}
+
+func TestLastProcessDropsTheTemplate(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	server := PrivatePostgres(t, devserver.PostgresOptions{})
+	template, err := templateName()
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := func() *admin {
+		a, err := newAdmin(ctx, server.URL())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	first, second := open(), open()
+	name, err := first.createMigrated(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := first.drop(ctx, name); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.close(ctx); err != nil {
+		t.Fatal(err)
+	}
+	mustExist(t, second, template, true)
+	if err := second.close(ctx); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := pgx.Connect(ctx, server.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(ctx)
+	var left int
+	if err := conn.QueryRow(ctx, `SELECT count(*) FROM pg_database WHERE starts_with(datname, 'commitbox_')`).Scan(&left); err != nil {
+		t.Fatal(err)
+	}
+	if left != 0 {
+		t.Errorf("%d databases are left when no process runs", left)
+	}
 }

@@ -21,6 +21,14 @@ const (
 	unlockTemplate = `SELECT pg_advisory_unlock(1128419928, 1)`
 )
 
+// The advisory lock that every test process shares as long as it may use the
+// template. Who gets it alone is the last one.
+const (
+	joinUsers  = `SELECT pg_advisory_lock_shared(1128419928, 2)`
+	leaveUsers = `SELECT pg_advisory_unlock_shared(1128419928, 2)`
+	isLastUser = `SELECT pg_try_advisory_lock(1128419928, 2)`
+)
+
 // createMigrated makes a database with all migrations and returns its name. The
 // first call on a server makes the template; later ones, from any test process,
 // copy it.
@@ -70,6 +78,23 @@ func (a *admin) makeTemplate(ctx context.Context, name string) error {
 	}
 	_, err = a.conn.Exec(ctx, fmt.Sprintf(`ALTER DATABASE %s RENAME TO %s`, draft, name))
 	return err
+}
+
+// leaveTemplate drops the template if no other process may use it. The locks end
+// with the connection. It requires a.mu.
+func (a *admin) leaveTemplate(ctx context.Context) error {
+	if _, err := a.conn.Exec(ctx, leaveUsers); err != nil {
+		return err
+	}
+	var last bool
+	if err := a.conn.QueryRow(ctx, isLastUser).Scan(&last); err != nil || !last {
+		return err
+	}
+	name, err := templateName()
+	if err != nil {
+		return err
+	}
+	return a.dropNow(ctx, name)
 }
 
 func (a *admin) exists(ctx context.Context, name string) (found bool, err error) {

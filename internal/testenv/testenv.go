@@ -8,6 +8,10 @@
 // then "devservices ensure", which tries to install them. COMMITBOX_PG_BIN
 // names the PostgreSQL programs to use.
 //
+// On a server that is given by its address nothing stays: databases are dropped
+// with their test, their template with the last test process, and what a process
+// left that was killed by the next one.
+//
 // A test package that uses testenv calls [Main] in its TestMain.
 package testenv
 
