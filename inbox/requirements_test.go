@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -154,6 +156,37 @@ func TestB3_CheckInTheCallersTransaction(t *testing.T) {
 		w.commit(tx)
 	}
 	w.wantEffects(anID, len(levels))
+}
+
+// B10: the result and the metric say who decided: the row, whether the handler ran, had run or failed.
+func TestB10_ResultSaysWhoDecided(t *testing.T) {
+	w := newWorld(t)
+	seen := &labels{}
+	box := w.box(inbox.Config{Observer: seen})
+	msg := inbox.Message{ID: anID}
+	for _, end := range []error{errors.New("x"), nil, nil} {
+		res, err := inbox.Process(t.Context(), box, msg, func(context.Context, pgx.Tx) (inbox.Void, error) { return inbox.Void{}, end })
+		if res.DecidedBy != inbox.Table || errors.Is(err, inbox.ErrFailed) != (end != nil) {
+			t.Errorf("decided by %s, %v", res.DecidedBy, err)
+		}
+		w.makeDue(anID)
+	}
+	want := []string{"payments.charge failed table", "payments.charge executed table", "payments.charge replayed table"}
+	if !slices.Equal(seen.handled, want) {
+		t.Errorf("the metric's labels are %q, want %q", seen.handled, want)
+	}
+	if names := fmt.Sprint(inbox.Table, inbox.Cache, inbox.Off); names != "table cache off" {
+		t.Errorf("the deciders are called %s", names)
+	}
+}
+
+// labels collects those of [commitbox.InboxHandled]. Calls come from the goroutine of Process.
+type labels struct{ handled []string }
+
+func (l *labels) Observe(m *commitbox.Metric, _ float64, values ...string) {
+	if m == commitbox.InboxHandled {
+		l.handled = append(l.handled, strings.Join(values, " "))
+	}
 }
 
 func TestF18_RecordLeavesOtherStatesAlone(t *testing.T) {
