@@ -100,9 +100,12 @@ func pingPostgres(ctx context.Context, url string) error {
 	return conn.Close(ctx)
 }
 
+// PostgresDefault is the major version that is used when nobody asks for one.
+const PostgresDefault = 15
+
 // PostgresBinDir returns the folder with the programs of a PostgreSQL major
-// version on this machine; 0 means the newest. The error is a [*MissingError]
-// if there is none.
+// version on this machine; 0 means [PostgresDefault], or the newest if that is
+// not there. The error is a [*MissingError] if there is none.
 func PostgresBinDir(version int) (string, error) {
 	const debian = "/usr/lib/postgresql/*/bin"
 	dirs, err := filepath.Glob(debian)
@@ -114,17 +117,27 @@ func PostgresBinDir(version int) (string, error) {
 			dirs = append(dirs, filepath.Dir(path))
 		}
 	}
-	best, newest := "", 0
+	installed := make(map[int]string)
 	for _, dir := range dirs {
-		v := postgresVersion(dir)
-		if v > newest && (version == 0 || v == version) {
-			best, newest = dir, v
+		if v := postgresVersion(dir); v != 0 && installed[v] == "" {
+			installed[v] = dir
 		}
 	}
-	if best == "" {
-		return "", &MissingError{Service: postgresName(version), Looked: []string{debian, "PATH"}}
+	if dir := choosePostgres(installed, version); dir != "" {
+		return dir, nil
 	}
-	return best, nil
+	return "", &MissingError{Service: postgresName(version), Looked: []string{debian, "PATH"}}
+}
+
+// choosePostgres returns the folder of a version, as [PostgresBinDir] says, or "".
+func choosePostgres(installed map[int]string, version int) string {
+	if version != 0 {
+		return installed[version]
+	}
+	if dir := installed[PostgresDefault]; dir != "" {
+		return dir
+	}
+	return installed[slices.Max(append(slices.Collect(maps.Keys(installed)), 0))]
 }
 
 func postgresName(version int) string {

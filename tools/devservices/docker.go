@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -11,6 +12,8 @@ import (
 
 	"github.com/testcontainers/testcontainers-go"
 	"github.com/testcontainers/testcontainers-go/wait"
+
+	"github.com/commitbox/commitbox/internal/devserver"
 )
 
 // image is a container image that serves as a service.
@@ -25,10 +28,7 @@ type image struct {
 
 var postgresImage = image{
 	reference: func(w want) string {
-		if w.postgres == 0 {
-			return "postgres:18-alpine"
-		}
-		return fmt.Sprintf("postgres:%d-alpine", w.postgres)
+		return fmt.Sprintf("postgres:%d-alpine", cmp.Or(w.postgres, devserver.PostgresDefault))
 	},
 	port: "5432/tcp",
 	env:  map[string]string{"POSTGRES_HOST_AUTH_METHOD": "trust"},

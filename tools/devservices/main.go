@@ -10,7 +10,7 @@
 // Flags:
 //
 //	--with       services separated by commas: postgres, redis, rabbitmq, pgbouncer; default postgres
-//	--postgres   major version of PostgreSQL, 14 to 18; default what is there
+//	--postgres   major version of PostgreSQL, 14 to 18; default 15, or the newest where programs of others are there
 //
 // Each service is taken from the first of these that has it: an environment
 // variable with its address (not for PostgreSQL when a version is asked for),
@@ -86,6 +86,7 @@ type want struct {
 	root     string // the repository
 	services []service
 	postgres int // major version; 0 for any
+	sources
 }
 
 // parse reads the flags of a subcommand and returns what follows them.
@@ -100,5 +101,5 @@ func parse(name, root string, args []string) (want, []string, error) {
 		return want{}, nil, fmt.Errorf("--postgres=%d: supported are 14 to 18", *version)
 	}
 	services, err := selectServices(strings.Split(*with, ","))
-	return want{root: root, services: services, postgres: *version}, flags.Args(), err
+	return want{root: root, services: services, postgres: *version, sources: realSources}, flags.Args(), err
 }

@@ -102,14 +102,27 @@ func (s service) address(w want) string {
 	return ""
 }
 
+// sources are the ways to get a service that is not on this machine.
+type sources struct {
+	dockerAnswers func(context.Context) bool
+	runImage      func(context.Context, *image, want) (running, error)
+	fetch         func(context.Context, service, want) error // brings the programs
+}
+
+var realSources = sources{
+	dockerAnswers: dockerAnswers,
+	runImage:      func(ctx context.Context, i *image, w want) (running, error) { return i.start(ctx, w) },
+	fetch:         fetch,
+}
+
 // obtain gets the service in the first way that works.
 func (s service) obtain(ctx context.Context, w want, env environment) (running, error) {
 	if url := s.address(w); url != "" {
 		return running{url: url, stop: func() error { return nil }}, nil
 	}
 	_, err := s.find(w)
-	if isMissing(err) && s.image != nil && dockerAnswers(ctx) {
-		return s.image.start(ctx, w)
+	if isMissing(err) && s.image != nil && w.dockerAnswers(ctx) {
+		return w.runImage(ctx, s.image, w)
 	}
 	if err := s.install(ctx, w); err != nil {
 		return running{}, err
@@ -127,19 +140,21 @@ func (s service) install(ctx context.Context, w want) error {
 	if !isMissing(err) {
 		return err
 	}
-	var failed error
-	if s.name == "postgres" && w.postgres != 0 {
-		failed = unpackPostgres(ctx, w)
-	} else {
-		failed = aptInstall(ctx, s.packages)
-	}
-	if failed != nil {
+	if failed := w.fetch(ctx, s, w); failed != nil {
 		return s.choices(failed)
 	}
 	if _, err = s.find(w); err != nil {
 		return s.choices(err)
 	}
 	return nil
+}
+
+// fetch installs packages, and takes a version of PostgreSQL that was asked for from npm.
+func fetch(ctx context.Context, s service, w want) error {
+	if s.name == "postgres" && w.postgres != 0 {
+		return unpackPostgres(ctx, w)
+	}
+	return aptInstall(ctx, s.packages)
 }
 
 // choices explains how the service can be had.
