@@ -3,6 +3,7 @@ package inbox
 import (
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -49,6 +50,22 @@ func permanent(err error) bool {
 		return false
 	}
 	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "23") || strings.HasPrefix(code, "42")
+}
+
+// sound returns err, or the panic of its methods: a typed nil pointer, for example, cannot be told. What it returns can
+// be looked at without a recover.
+func sound(err error) (checked error) {
+	defer func() {
+		if value := recover(); value != nil {
+			checked = &PanicError{Value: value, Stack: debug.Stack()}
+		}
+	}()
+	if err != nil {
+		_ = err.Error()
+		_ = errors.Is(err, errUnwound)
+		_ = sqlState(err)
+	}
+	return err
 }
 
 const errorLenMax = 4096

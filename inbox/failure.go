@@ -3,6 +3,7 @@ package inbox
 import (
 	"context"
 	"errors"
+	"runtime/debug"
 	"strconv"
 	"time"
 
@@ -40,6 +41,7 @@ func RecordFailure(ctx context.Context, box *Box, msg Message, err error) error 
 	if bad := errors.Join(box.check(), msg.check()); bad != nil {
 		return bad
 	}
+	err = sound(err)
 	epoch := int64(anyEpoch)
 	var e *Error
 	if errors.As(err, &e) && e.ID == msg.ID {
@@ -61,10 +63,20 @@ func (b *Box) check() error {
 	return nil
 }
 
-// limitFor is the number of attempts that a message has after failing with cause.
-func (s *settings) limitFor(cause error) int32 {
+// limitFor is the number of attempts that a message has after failing with cause. A panic of Config.IsPermanent is
+// logged and says nothing about the message.
+func (s *settings) limitFor(cause error) (limit int32) {
 	var marked *permanentError
-	if errors.As(cause, &marked) || errors.Is(cause, errDeliveries) || s.IsPermanent(cause) {
+	if errors.As(cause, &marked) || errors.Is(cause, errDeliveries) {
+		return 1
+	}
+	defer func() {
+		if recover() != nil {
+			s.Logger.Error("inbox: Config.IsPermanent panicked; the failure counts as one attempt", "stack", string(debug.Stack()))
+			limit = int32(s.MaxAttempts)
+		}
+	}()
+	if s.IsPermanent(cause) {
 		return 1
 	}
 	return int32(s.MaxAttempts)

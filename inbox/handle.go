@@ -66,7 +66,7 @@ func Handle[R any](ctx context.Context, tx pgx.Tx, id ID, fn func(ctx context.Co
 	v := h.handle(ctx, func(ctx context.Context) (stored []byte, err error) {
 		value, err = fn(ctx)
 		if err != nil {
-			return nil, err
+			return nil, sound(err)
 		}
 		return roundTrip(&value, h.ResultMax)
 	})
@@ -105,14 +105,16 @@ func (h *handling) handle(ctx context.Context, run func(context.Context) ([]byte
 	if conn == nil {
 		scope = h.tx
 	}
-	if isRunning(ctx, h.msg.ID, scope) {
+	if h.isNested(ctx, h.msg.ID, scope) {
 		return verdict{outcome: InProgress, err: ErrNested}
 	}
 	got, v := h.waitForClaim(ctx)
 	if got == nil {
 		return v
 	}
-	return h.run(withRunning(ctx, h.msg.ID, scope), got, run)
+	ctx, leave := h.enter(ctx, []ID{h.msg.ID}, scope)
+	defer leave()
+	return h.run(ctx, got, run)
 }
 
 // isEnded asks pgx, without a round trip, whether a transaction was committed or rolled back through it.
@@ -191,12 +193,22 @@ func (h *handling) buryHere(ctx context.Context, row db.InboxLookRow) verdict {
 	return verdict{outcome: Dead, attempt: int(buried.Attempts), payloadKept: buried.PayloadKept}
 }
 
-// run calls the handler and settles its end, whichever way it ends.
-func (h *handling) run(ctx context.Context, got *claim, run func(context.Context) ([]byte, error)) verdict {
+// run calls the handler and settles its end, whichever way it ends. If even that unwinds (a tracer or a transaction of
+// the caller's may panic), the transaction is made unusable.
+func (h *handling) run(ctx context.Context, got *claim, run func(context.Context) ([]byte, error)) (v verdict) {
+	settled := false
+	defer func() {
+		if !settled {
+			ctx, cancel := detached(ctx)
+			defer cancel()
+			h.spoil(ctx)
+		}
+	}()
 	returned := false
 	defer func() {
 		if !returned {
 			h.undo(ctx, got, errUnwound)
+			settled = true
 		}
 	}()
 	stored, err := run(ctx)
@@ -204,10 +216,12 @@ func (h *handling) run(ctx context.Context, got *claim, run func(context.Context
 	if err == nil {
 		err = h.finish(ctx, stored)
 	}
+	v = verdict{outcome: Executed, attempt: got.attempt}
 	if err != nil {
-		return h.undo(ctx, got, err)
+		v = h.undo(ctx, got, err)
 	}
-	return verdict{outcome: Executed, attempt: got.attempt}
+	settled = true
+	return v
 }
 
 var errUnwound = errors.New("the handler panicked or ended its goroutine")
@@ -290,9 +304,17 @@ func (h *handling) mark(ctx context.Context, cause error) (db.InboxFailHereRow, 
 	return h.failHere(ctx, pipe{on: h.tx, before: []statement{{sql: schema.ReleaseSavepoint}}}, h.msg.ID, cause)
 }
 
-// spoil makes the transaction unusable by a statement that fails.
+// spoil makes the transaction unusable by a statement that fails. Where that cannot be sent, because rows are open, the
+// connection is closed.
 func (h *handling) spoil(ctx context.Context) {
-	if _, err := h.tx.Exec(ctx, schema.Spoil); err == nil {
-		h.Logger.ErrorContext(ctx, "inbox: the transaction could not be made unusable", "consumer", h.msg.ID.Consumer, "message_id", h.msg.ID.Message)
+	_, err := h.tx.Exec(ctx, schema.Spoil)
+	conn := h.tx.Conn()
+	switch stateOf(conn) {
+	case stateOpen, stateBusy:
+		_ = conn.Close(ctx) // whatever it answers, the connection is not used again
+	case stateUnseen:
+		if err == nil {
+			h.Logger.ErrorContext(ctx, "inbox: the transaction could not be made unusable", "consumer", h.msg.ID.Consumer, "message_id", h.msg.ID.Message)
+		}
 	}
 }

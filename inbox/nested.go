@@ -1,29 +1,37 @@
 package inbox
 
-import "context"
+import (
+	"context"
+	"slices"
+	"sync/atomic"
 
-// The ids that are being handled travel in the context, so that a handler that asks for its own message is refused:
-// in its own transaction it would see its own unfinished row as completed.
+	"github.com/commitbox/commitbox/internal/schema"
+)
+
+// running is what is being handled. It travels in the context, so that a handler that asks for its own message is
+// refused: in its own transaction it would see its own unfinished row as completed.
 type running struct {
-	id    ID
-	scope any // the connection or the pool on which it runs
-	outer *running
+	schema schema.Name
+	ids    []ID
+	scopes []any // the connection and the pool on which it runs
+	left   atomic.Bool
+	outer  *running
 }
 
 type runningKey struct{}
 
-func withRunning(ctx context.Context, id ID, scopes ...any) context.Context {
+// enter notes that ids are being handled on the scopes, until leave is called.
+func (s *settings) enter(ctx context.Context, ids []ID, scopes ...any) (_ context.Context, leave func()) {
 	outer, _ := ctx.Value(runningKey{}).(*running)
-	for _, scope := range scopes {
-		outer = &running{id, scope, outer}
-	}
-	return context.WithValue(ctx, runningKey{}, outer)
+	r := &running{schema: s.schema, ids: ids, scopes: scopes, outer: outer}
+	return context.WithValue(ctx, runningKey{}, r), func() { r.left.Store(true) }
 }
 
-func isRunning(ctx context.Context, id ID, scope any) bool {
+// isNested says that a caller of this call is handling the message on the scope.
+func (s *settings) isNested(ctx context.Context, id ID, scope any) bool {
 	r, _ := ctx.Value(runningKey{}).(*running)
 	for ; r != nil; r = r.outer {
-		if r.id == id && r.scope == scope {
+		if !r.left.Load() && r.schema == s.schema && slices.Contains(r.scopes, scope) && slices.Contains(r.ids, id) {
 			return true
 		}
 	}

@@ -68,7 +68,7 @@ type handler func(ctx context.Context, tx pgx.Tx) ([]byte, error)
 
 // process runs attempts until one has an answer.
 func (b *Box) process(ctx context.Context, m *Message, run handler) verdict {
-	if isRunning(ctx, m.ID, b.pool) {
+	if b.isNested(ctx, m.ID, b.pool) {
 		return verdict{outcome: InProgress, err: ErrNested}
 	}
 	wait, conflicts := newPoll(b.Wait), 0
@@ -199,7 +199,9 @@ func (w *work) run(ctx context.Context, run handler) verdict {
 		}
 	}()
 	stored, err := recovered(func() ([]byte, error) {
-		return run(withRunning(ctx, w.msg.ID, w.conn.Conn(), w.box.pool), owned)
+		ctx, leave := w.box.enter(ctx, []ID{w.msg.ID}, w.conn.Conn(), w.box.pool)
+		defer leave()
+		return run(ctx, owned)
 	})
 	ended = true
 	owned.ended.Store(true)
@@ -212,14 +214,15 @@ func (w *work) run(ctx context.Context, run handler) verdict {
 	return w.commit(ctx, stored)
 }
 
-// recovered turns a panic into an error.
+// recovered turns a panic into an error, that of an error's own methods too.
 func recovered(run func() ([]byte, error)) (stored []byte, err error) {
 	defer func() {
 		if value := recover(); value != nil {
-			err = &PanicError{Value: value, Stack: debug.Stack()}
+			err = sound(&PanicError{Value: value, Stack: debug.Stack()})
 		}
 	}()
-	return run()
+	stored, err = run()
+	return stored, sound(err)
 }
 
 // leftBehind says what a handler that returned no error did to its transaction.
