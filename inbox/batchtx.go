@@ -44,6 +44,8 @@ func (s *shared) run(ctx context.Context, claim db.InboxClaimBatchParams, fn fun
 	defer owned.ended.Store(true)
 	var results [][]byte
 	_, err = recovered(func() (_ []byte, err error) {
+		ctx, leave := s.box.enter(ctx, s.ids(claim), conn.Conn(), s.box.pool)
+		defer leave()
 		results, err = fn(ctx, owned, s.claimed)
 		return nil, err
 	})
@@ -55,6 +57,15 @@ func (s *shared) run(ctx context.Context, claim db.InboxClaimBatchParams, fn fun
 		return err
 	}
 	return s.commit(ctx, conn, pick(claim.MessageIds, s.claimed), results)
+}
+
+// ids returns the claimed ones.
+func (s *shared) ids(claim db.InboxClaimBatchParams) []ID {
+	ids := make([]ID, len(s.claimed))
+	for n, at := range s.claimed {
+		ids[n] = ID{Consumer: s.consumer, Message: claim.MessageIds[at]}
+	}
+	return ids
 }
 
 var errNotCommitted = errors.New("the batch was not committed")
