@@ -14,6 +14,7 @@ import (
 
 	"github.com/commitbox/commitbox"
 	"github.com/commitbox/commitbox/inbox"
+	"github.com/commitbox/commitbox/internal/check"
 )
 
 // ConsumerConfig says what a consumer takes from where, and what it does with messages that fail. URL, Queue, and one
@@ -29,7 +30,7 @@ type ConsumerConfig struct {
 	Queue string
 
 	// Name is the consumer's name in the inbox: the service and the handler. It must stay the same as long as the
-	// history counts. Default: Queue.
+	// history counts. 1 to 200 bytes, valid UTF-8 without NUL. Default: Queue, which may be too long for it.
 	Name string
 
 	// Workers is the number of handlers that run at the same time. Default 8.
@@ -39,8 +40,8 @@ type ConsumerConfig struct {
 	// HeldMax are held, others wait in their stead. Default: Workers.
 	Prefetch int
 
-	// MessageID returns the id of a message that has none in the message_id property; empty: it has none. Default: such
-	// a message goes to the dead letters. The id must be the same on every copy and different on every other message.
+	// MessageID returns the id of a message that has none in the message_id property; empty, or a panic: it has none.
+	// Default: such a message goes to the dead letters. The id must be the same on every copy and different on every other message.
 	MessageID func(d Delivery) string
 
 	// RetryQueue is a queue where a message waits until it is due: declared by the application without consumers, with
@@ -150,6 +151,9 @@ func (c *ConsumerConfig) check() error {
 		}
 	}
 	refuse(c.Queue == "", "Queue is empty")
+	if c.Queue != "" {
+		errs = append(errs, check.Text("ConsumerConfig.Name", c.Name, nameMax))
+	}
 	refuse(c.Workers < 0 || c.Prefetch < 0 || c.HeldMax < 0, "Workers, Prefetch and HeldMax must not be negative")
 	refuse(c.Workers+c.Prefetch+c.HeldMax > prefetchMax, fmt.Sprintf("Workers, Prefetch and HeldMax are together over %d", prefetchMax))
 	refuse(c.HoldMax < 0, "HoldMax is negative")
@@ -160,8 +164,10 @@ func (c *ConsumerConfig) check() error {
 	return errors.Join(errs...)
 }
 
-// prefetchMax is what the protocol can say.
-const prefetchMax = 65535
+const (
+	prefetchMax = 65535 // what the protocol can say
+	nameMax     = 200   // what the inbox takes as ID.Consumer
+)
 
 // Run consumes until ctx ends, and connects again with a growing delay whenever the connection breaks or the queue is
 // missing. Then it takes no more deliveries, lets running handlers finish within DrainTimeout, settles what they have

@@ -16,7 +16,7 @@ import (
 const (
 	HeaderTopic      = "commitbox-topic"      // the first routing key
 	HeaderExchange   = "commitbox-exchange"   // the first exchange
-	HeaderDeliveries = "commitbox-deliveries" // how often the message was delivered, in the retry queue only
+	HeaderDeliveries = "commitbox-deliveries" // how many deliveries the message has used up, in the retry queue only
 	HeaderReason     = "commitbox-reason"     // why it is in the dead-letter queue, such as "dead" or "missing_id"
 )
 
@@ -36,15 +36,15 @@ type Delivery struct {
 	Redelivered bool // the broker has delivered it before
 }
 
-// newDelivery translates a delivery. The id is still to be set by the caller when it is not the message_id property.
+// newDelivery translates a delivery. The count is still to be set by the caller, and the id when it is not the
+// message_id property.
 func newDelivery(consumer string, d amqp.Delivery) Delivery {
 	headers := plainHeaders(d.Headers)
 	out := Delivery{
 		Message: inbox.Message{
-			ID:       inbox.ID{Consumer: consumer, Message: d.MessageId},
-			Payload:  d.Body,
-			Delivery: deliveries(d),
-			TraceID:  traceID(headers["traceparent"]),
+			ID:      inbox.ID{Consumer: consumer, Message: d.MessageId},
+			Payload: d.Body,
+			TraceID: traceID(headers["traceparent"]),
 		},
 		Topic:       firstOf(headers[HeaderTopic], d.RoutingKey),
 		Exchange:    d.Exchange,
@@ -95,12 +95,18 @@ func plainText(value any) (string, bool) {
 	}
 }
 
+// countMax bounds a count that a header claims, so that a sum of them does not overflow.
+const countMax = 1 << 20
+
 // deliveries counts the deliveries up to this one; 0 if nobody has counted. Quorum queues count in x-delivery-count,
-// from 0; dead-lettering counts in x-death; the retry queue counts in a header of ours.
-func deliveries(d amqp.Delivery) int {
-	before, known := whole(d.Headers[HeaderDeliveries])
-	if !known {
-		before = deaths(d.Headers)
+// from 0; dead-lettering counts in x-death, by queue; the consumer counts in a header of its own, which holds if the
+// message comes from its retry queue. What other queues have counted, or a publisher has put there, says nothing.
+func (c *ConsumerConfig) deliveries(d amqp.Delivery) int {
+	before, returned := deaths(d.Headers, c.Queue), deaths(d.Headers, c.RetryQueue)
+	if own, known := whole(d.Headers[HeaderDeliveries]); known && returned > 0 {
+		before = own
+	} else {
+		before = max(before, returned)
 	}
 	counted, quorum := whole(d.Headers["x-delivery-count"])
 	if d.Redelivered && !quorum && before == 0 {
@@ -109,24 +115,24 @@ func deliveries(d amqp.Delivery) int {
 	return before + counted + 1
 }
 
-// deaths is how often the message was dead-lettered, by any queue.
-func deaths(headers amqp.Table) (sum int) {
+// deaths is how often the message was dead-lettered by a queue, at most countMax.
+func deaths(headers amqp.Table, queue string) (sum int) {
 	entries, _ := headers["x-death"].([]any)
 	for _, entry := range entries {
-		if death, ok := entry.(amqp.Table); ok {
+		if death, ok := entry.(amqp.Table); ok && queue != "" && death["queue"] == queue {
 			n, _ := whole(death["count"])
-			sum += n
+			sum = min(sum+n, countMax)
 		}
 	}
 	return sum
 }
 
-func whole(value any) (int, bool) {
+func whole(value any) (n int, ok bool) {
 	switch v := value.(type) {
 	case int64:
-		return max(int(v), 0), true
+		return int(min(max(v, 0), countMax)), true
 	case int32:
-		return max(int(v), 0), true
+		return int(min(max(v, 0), countMax)), true
 	case int16:
 		return max(int(v), 0), true
 	case uint8:
@@ -173,4 +179,10 @@ func (d Delivery) moved(raw amqp.Delivery) amqp.Publishing {
 		AppId:           raw.AppId,
 		Body:            raw.Body,
 	}
+}
+
+// bareHeaders is what the dead-letter queue gets of a message whose headers would not fit into a frame with ours: where
+// it came from and why it is there, of which each is bounded by the protocol.
+func bareHeaders(raw amqp.Delivery, reason string) amqp.Table {
+	return amqp.Table{HeaderTopic: raw.RoutingKey, HeaderExchange: raw.Exchange, HeaderReason: reason}
 }

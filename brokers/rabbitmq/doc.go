@@ -30,6 +30,15 @@
 // fails the original stays. An acknowledgement that is lost makes the broker deliver the message again; the inbox then
 // answers that it was handled, and it is acknowledged without running the handler.
 //
+// While the store is away, deliveries wait with their workers until it answers, so that nothing more is taken from the
+// queue, and no outage uses up the deliveries of a message. One that is longer than the broker's consumer_timeout (30
+// minutes) makes the broker close the channel and deliver again, which a quorum queue counts. Deliveries that found a
+// message in progress or not due are not counted where the consumer counts ([HeaderDeliveries]); what is held and
+// requeued on a quorum queue the broker counts.
+//
+// A message whose headers leave no room in a frame for those of this package loses its headers on its way to the
+// dead-letter queue; id, other properties and body stay.
+//
 // Payload fingerprints are compared for messages that carry [HeaderOutbox], because only an outbox promises that every
 // copy has the same bytes.
 package rabbitmq

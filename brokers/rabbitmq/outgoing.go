@@ -66,12 +66,32 @@ func (o outgoing) check() error {
 
 // fits refuses headers that do not go into one frame, which the protocol demands.
 func (o outgoing) fits(frameMax int) error {
-	size := frameOverhead
-	for name, value := range o.message.Headers {
-		size += len(name) + len(fmt.Sprint(value)) + 8
-	}
+	size := frameOverhead + fieldSize(o.message.Headers)
 	if frameMax > 0 && size > frameMax {
-		return o.failed(fmt.Errorf("%w: the headers have about %d bytes, the broker's frame_max is %d", ErrTooLarge, size, frameMax))
+		return o.failed(fmt.Errorf("%w: the headers have up to %d bytes, the broker's frame_max is %d", ErrTooLarge, size, frameMax))
 	}
 	return nil
+}
+
+// fieldMax covers the type and the length of a header's value, and all of one that is neither text nor a collection.
+const fieldMax = 16
+
+// fieldSize is the most bytes that a header's value takes on the wire.
+func fieldSize(value any) int {
+	size := fieldMax
+	switch v := value.(type) {
+	case string:
+		size += len(v)
+	case []byte:
+		size += len(v)
+	case []any:
+		for _, element := range v {
+			size += fieldSize(element)
+		}
+	case amqp.Table:
+		for name, element := range v {
+			size += 1 + len(name) + fieldSize(element)
+		}
+	}
+	return size
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"runtime/debug"
 
-	"github.com/jackc/pgx/v5"
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/commitbox/commitbox/inbox"
@@ -141,6 +140,7 @@ func (s *session) close(ctx context.Context) {
 // handle runs the handler for one delivery and settles it, however the handler ends.
 func (s *session) handle(raw amqp.Delivery) {
 	d := newDelivery(s.cfg.Name, raw)
+	d.Delivery = s.cfg.deliveries(raw)
 	err := errExited
 	defer func() {
 		if value := recover(); value != nil {
@@ -153,15 +153,16 @@ func (s *session) handle(raw amqp.Delivery) {
 	err = s.process(&d)
 }
 
-func (s *session) process(d *Delivery) error {
-	if d.ID.Message == "" && s.cfg.MessageID != nil {
-		d.ID.Message = s.cfg.MessageID(*d)
+// extractID asks MessageID for the id. One that panics has found none.
+func (s *session) extractID(d Delivery) (id string) {
+	if s.cfg.MessageID == nil {
+		return ""
 	}
-	if d.ID.Message == "" {
-		return ErrMissingID
-	}
-	_, err := inbox.Process(s.handling, s.box, d.Message, func(ctx context.Context, tx pgx.Tx) (inbox.Void, error) {
-		return inbox.Void{}, s.handler(ctx, tx, *d)
-	})
-	return err
+	defer func() {
+		if value := recover(); value != nil {
+			s.cfg.Logger.Error("rabbitmq: MessageID panicked, the message counts as one without an id", "consumer", s.cfg.Name, "stack", string(debug.Stack()))
+			id = ""
+		}
+	}()
+	return s.cfg.MessageID(d)
 }

@@ -67,7 +67,7 @@ func (s *session) settle(raw amqp.Delivery, d Delivery, err error) settlement {
 	case inbox.DeadLetter:
 		return s.deadLetter(raw, d, err, settledDeadLetter)
 	default:
-		return s.retry(raw, d, action.After)
+		return s.retry(raw, d, err, action.After)
 	}
 }
 
@@ -87,20 +87,25 @@ func (s *session) deadLetter(raw amqp.Delivery, d Delivery, cause error, done se
 	}
 	message := d.moved(raw)
 	message.Headers[HeaderReason] = reason(cause)
-	if err := s.move(s.cfg.DeadLetterQueue, message, d); err != nil {
+	err := s.move(s.cfg.DeadLetterQueue, message, d)
+	if errors.Is(err, ErrTooLarge) {
+		message.Headers = bareHeaders(raw, reason(cause))
+		err = s.move(s.cfg.DeadLetterQueue, message, d)
+	}
+	if err != nil {
 		s.hold(raw, movePause)
 		return settledError
 	}
 	return s.settled(raw.Ack(false), d, done)
 }
 
-func (s *session) retry(raw amqp.Delivery, d Delivery, after time.Duration) settlement {
+func (s *session) retry(raw amqp.Delivery, d Delivery, cause error, after time.Duration) settlement {
 	if s.cfg.RetryQueue == "" {
 		s.hold(raw, after)
 		return settledRetry
 	}
 	message := d.moved(raw)
-	message.Headers[HeaderDeliveries] = int64(max(d.Delivery, 1))
+	message.Headers[HeaderDeliveries] = int64(d.used(cause))
 	message.Expiration = strconv.FormatInt(max(after.Milliseconds(), 1), 10)
 	if err := s.move(s.cfg.RetryQueue, message, d); err != nil {
 		s.hold(raw, max(after, movePause))
@@ -149,6 +154,19 @@ func (s *session) requeueWhenDue(raw amqp.Delivery, due *time.Timer) {
 
 // requeue gives a delivery back. If the broker cannot be told, it takes it back by itself when the channel ends.
 func (s *session) requeue(raw amqp.Delivery) { _ = raw.Nack(false, true) }
+
+// used is how many deliveries a message has used up that was not handled because of cause. One that found the message
+// held, not due or the store away did not run and does not count.
+func (d Delivery) used(cause error) int {
+	var e *inbox.Error
+	if errors.As(cause, &e) {
+		switch e.Outcome {
+		case inbox.Unavailable, inbox.InProgress, inbox.NotDue, inbox.Unknown:
+			return max(d.Delivery-1, 0)
+		}
+	}
+	return max(d.Delivery, 1)
+}
 
 // reason names the cause of a failure in a word, without anything of the message in it.
 func reason(err error) string {
