@@ -60,7 +60,7 @@ func TestChildTellsOfItsStall(t *testing.T) {
 	for _, cause := range []error{nil, errors.New("x"), outbox.ErrPublishStalled} {
 		status := exitStatus(cause)
 		err := childError(exec.Command("sh", "-c", "exit \"$0\"", strconv.Itoa(status)).Run())
-		if errors.Is(err, outbox.ErrPublishStalled) != (cause == outbox.ErrPublishStalled) || (err == nil) != (cause == nil) {
+		if errors.Is(err, outbox.ErrPublishStalled) != errors.Is(cause, outbox.ErrPublishStalled) || (err == nil) != (cause == nil) {
 			t.Errorf("%v is told as %v", cause, err)
 		}
 	}
