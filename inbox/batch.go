@@ -196,17 +196,18 @@ func pick[T any](from []T, at []int) []T {
 	return picked
 }
 
-// roundTrips is roundTrip for each of the values; nil if there is nothing to store.
+// roundTrips is roundTrip for each of the values, in their order; nil if there is nothing to store.
 func roundTrips[R any](values []R, limit int) ([][]byte, error) {
-	var all [][]byte
+	all, some := make([][]byte, len(values)), false
 	for i := range values {
 		stored, err := roundTrip(&values[i], limit)
 		if err != nil {
 			return nil, err
 		}
-		if stored != nil {
-			all = append(all, stored)
-		}
+		all[i], some = stored, some || stored != nil
+	}
+	if !some {
+		return nil, nil
 	}
 	return all, nil
 }

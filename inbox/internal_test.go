@@ -143,3 +143,14 @@ func TestConfigNamesEveryBadField(t *testing.T) {
 		}
 	}
 }
+
+func TestRoundTripsKeepPositions(t *testing.T) {
+	values := []Void{{}, {}}
+	if stored, err := roundTrips(values, 10); stored != nil || err != nil {
+		t.Errorf("void is stored as %v, %v", stored, err)
+	}
+	stored, err := roundTrips([]*int{nil, new(int)}, 10)
+	if err != nil || len(stored) != 2 || string(stored[0][1:]) != "null" || string(stored[1][1:]) != "0" {
+		t.Errorf("got %q, %v", stored, err)
+	}
+}

@@ -3,6 +3,7 @@ package inbox
 import (
 	"encoding/json"
 	"fmt"
+	"reflect"
 
 	"github.com/commitbox/commitbox"
 )
@@ -10,8 +11,9 @@ import (
 // Void is the result type of a handler that has no answer: nothing is stored, and a replay has the zero value.
 type Void = struct{}
 
-// Versioned is implemented by result types whose shape changes. A stored result of another version is an error
-// (ErrNoResult) and is not read into the new shape.
+// Versioned is implemented by result types whose shape changes, with a value or a pointer receiver. A stored result of
+// another version is an error (ErrNoResult) and is not read into the new shape. ResultVersion is asked of a zero value,
+// so it must not depend on the receiver. It counts where the result type itself has it, not where that is an interface.
 type Versioned interface {
 	ResultVersion() byte
 }
@@ -23,24 +25,32 @@ const (
 	codecVersioned = 3 // a version byte, then JSON
 )
 
-// encode returns the stored form of a value; nil for Void.
+// encode returns the stored form of a value; nil for Void. The form follows from the type R alone, because a replay knows
+// nothing else: under an interface type everything is JSON.
 func encode[R any](value R, limit int) ([]byte, error) {
-	var head []byte
-	switch v := any(value).(type) {
-	case Void:
+	switch v := any(&value).(type) {
+	case *Void:
 		return nil, nil
-	case []byte:
-		return limited(append([]byte{codecBytes}, v...), limit)
-	case Versioned:
-		head = []byte{codecVersioned, v.ResultVersion()}
-	default:
-		head = []byte{codecJSON}
+	case *[]byte:
+		return limited(append([]byte{codecBytes}, *v...), limit)
 	}
 	body, err := json.Marshal(value)
 	if err != nil {
 		return nil, fmt.Errorf("encode the result: %w", err)
 	}
-	return limited(append(head, body...), limit)
+	return limited(append(headOf[R](), body...), limit)
+}
+
+// headOf returns what stands before the JSON of a type.
+func headOf[R any]() []byte {
+	t := reflect.TypeFor[R]()
+	if t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if v, ok := reflect.New(t).Interface().(Versioned); ok {
+		return []byte{codecVersioned, v.ResultVersion()}
+	}
+	return []byte{codecJSON}
 }
 
 func limited(stored []byte, limit int) ([]byte, error) {
@@ -50,8 +60,13 @@ func limited(stored []byte, limit int) ([]byte, error) {
 	return stored, nil
 }
 
-// decode reads a stored form. Its errors match ErrNoResult.
+// decode reads a stored form. Its errors match ErrNoResult, a panic of the type's own methods too.
 func decode[R any](stored []byte) (value R, err error) {
+	defer func() {
+		if recovered := recover(); recovered != nil {
+			value, err = *new(R), fmt.Errorf("%w: the type panicked: %v", ErrNoResult, recovered)
+		}
+	}()
 	switch target := any(&value).(type) {
 	case *Void:
 		return value, nil
@@ -60,11 +75,7 @@ func decode[R any](stored []byte) (value R, err error) {
 		*target = append([]byte{}, body...)
 		return value, err
 	}
-	head := []byte{codecJSON}
-	if v, ok := any(value).(Versioned); ok {
-		head = []byte{codecVersioned, v.ResultVersion()}
-	}
-	body, err := bodyOf(stored, head...)
+	body, err := bodyOf(stored, headOf[R]()...)
 	if err != nil {
 		return value, err
 	}
