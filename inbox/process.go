@@ -34,8 +34,9 @@ const conflictsMax = 5
 //
 // fn may be called more than once: after a serialization failure or a deadlock (up to six times), and after a lost
 // COMMIT that turns out to have been rolled back. All but the last run are rolled back. Commit and Rollback of the
-// transaction that fn gets answer ErrTxOwned; savepoints (Begin) work; it must not be used after fn has returned. If fn
-// ends the transaction in another way, the error is ErrTxEnded. COMMIT is sent even if ctx ends while fn returns.
+// transaction that fn gets answer ErrTxOwned; savepoints (Begin) work. After fn has returned it and its savepoints answer
+// pgx.ErrTxClosed; its Conn and its LargeObjects cannot be taken back and must not be used any more. If fn ends the
+// transaction in another way, the error is ErrTxEnded. COMMIT is sent even if ctx ends while fn returns.
 //
 // Not promised: an end of fn. Give ctx a deadline; one that passes counts as a failure, a cancelled ctx does not.
 // Without a result, Process adds no round trip to the transaction; a result travels with COMMIT.

@@ -11,31 +11,52 @@ import (
 )
 
 // ownedTx is the transaction that a handler works in. The handler cannot end it, and it is dead once the handler has
-// returned, because its connection goes back to the pool. Savepoints (Begin) work as always.
+// returned, because its connection goes back to the pool. Savepoints (Begin) work as always and die with it. What
+// cannot be taken back is the connection itself (Conn) and pgx.LargeObjects, which hold on to what is under this.
 type ownedTx struct {
 	tx    pgx.Tx
-	ended atomic.Bool
+	ended atomic.Bool // of the transaction, not of a savepoint
+	outer *ownedTx    // of a savepoint: the transaction
+}
+
+func (o *ownedTx) transaction() *ownedTx {
+	if o.outer != nil {
+		return o.outer
+	}
+	return o
 }
 
 func (o *ownedTx) live() pgx.Tx {
-	if o.ended.Load() {
+	if o.transaction().ended.Load() {
 		return closedTx
 	}
 	return o.tx
 }
 
-func (o *ownedTx) Begin(ctx context.Context) (pgx.Tx, error) { return o.live().Begin(ctx) }
-func (o *ownedTx) Commit(context.Context) error              { return o.refuse() }
-func (o *ownedTx) Rollback(context.Context) error            { return o.refuse() }
-func (o *ownedTx) Conn() *pgx.Conn                           { return o.live().Conn() }
-func (o *ownedTx) LargeObjects() pgx.LargeObjects            { return o.live().LargeObjects() }
-
-func (o *ownedTx) refuse() error {
-	if o.ended.Load() {
-		return pgx.ErrTxClosed
+func (o *ownedTx) Begin(ctx context.Context) (pgx.Tx, error) {
+	savepoint, err := o.live().Begin(ctx)
+	if err != nil {
+		return nil, err
 	}
-	return ErrTxOwned
+	return &ownedTx{tx: savepoint, outer: o.transaction()}, nil
 }
+
+func (o *ownedTx) Commit(ctx context.Context) error {
+	if o.outer == nil && !o.ended.Load() {
+		return ErrTxOwned
+	}
+	return o.live().Commit(ctx)
+}
+
+func (o *ownedTx) Rollback(ctx context.Context) error {
+	if o.outer == nil && !o.ended.Load() {
+		return ErrTxOwned
+	}
+	return o.live().Rollback(ctx)
+}
+
+func (o *ownedTx) Conn() *pgx.Conn                { return o.live().Conn() }
+func (o *ownedTx) LargeObjects() pgx.LargeObjects { return o.live().LargeObjects() }
 
 func (o *ownedTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error) {
 	return o.live().CopyFrom(ctx, table, columns, rows)
