@@ -1,8 +1,11 @@
 package inbox
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"runtime/debug"
 	"strings"
 
@@ -36,11 +39,32 @@ func conflict(err error) bool {
 	return code == stateSerialization || code == stateDeadlock
 }
 
-// transient says that an error tells of the store's state and not of the message: it never counts as an attempt.
+// transient says that an error tells of the store's state and not of the message: it never counts as an attempt. The end
+// of a context does not, although pgx calls what it kept from being sent safe to retry.
 func transient(err error) bool {
-	code := sqlState(err)
-	return conflict(err) || code == stateReadOnly || strings.HasPrefix(code, "08") || strings.HasPrefix(code, "53") || strings.HasPrefix(code, "57P0") ||
-		pgconn.SafeToRetry(err) || errors.Is(err, pgconn.ErrConnClosed)
+	if code := sqlState(err); code != "" {
+		return conflict(err) || code == stateReadOnly || strings.HasPrefix(code, "08") || strings.HasPrefix(code, "53") || strings.HasPrefix(code, "57P0")
+	}
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return false
+	}
+	return pgconn.SafeToRetry(err) || errors.Is(err, pgconn.ErrConnClosed)
+}
+
+// uncounted says that a handler failed because of the store and not because of the message. A closed connection alone
+// does not say so: a context of the handler's own closes it too. What does is PostgreSQL's answer or a network's error in
+// the handler's error. With the handler's deadline passed, only PostgreSQL's answer does.
+func uncounted(ctx context.Context, state txState, cause error) bool {
+	if ctx.Err() != nil && sqlState(cause) == "" {
+		return false
+	}
+	return transient(cause) || state == stateClosed && sqlState(cause) == "" && cut(cause)
+}
+
+// cut says that an error tells of a connection that was cut from the other side.
+func cut(err error) bool {
+	var network *net.OpError
+	return errors.As(err, &network) && !network.Timeout() || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
 // permanent is the default of Config.IsPermanent.

@@ -264,8 +264,8 @@ func (h *handling) state(ctx context.Context) error {
 
 // undo takes the handler's writes back and records its failure. Where that is not confirmed, it makes the transaction
 // unusable.
-func (h *handling) undo(ctx context.Context, got *claim, cause error) verdict {
-	ctx, cancel := detached(ctx)
+func (h *handling) undo(handlerCtx context.Context, got *claim, cause error) verdict {
+	ctx, cancel := detached(handlerCtx)
 	defer cancel()
 	v := verdict{outcome: Failed, attempt: got.attempt, err: cause, seen: &got.seen}
 	if errors.Is(h.state(ctx), ErrTxEnded) {
@@ -274,8 +274,7 @@ func (h *handling) undo(ctx context.Context, got *claim, cause error) verdict {
 		}
 		return v
 	}
-	lostConn := stateOf(h.tx.Conn()) == stateClosed && !errors.Is(cause, context.DeadlineExceeded)
-	if lostConn || transient(cause) {
+	if uncounted(handlerCtx, stateOf(h.tx.Conn()), cause) {
 		h.spoil(ctx)
 		return unavailable(cause)
 	}

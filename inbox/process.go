@@ -252,17 +252,11 @@ func (w *work) fail(ctx context.Context, cause error) verdict {
 		return verdict{outcome: Failed, attempt: w.attempt, err: cause, seen: &w.seen}
 	}
 	rollback(ctx, conn)
-	if uncounted(ctx, state, cause) {
+	if errors.Is(ctx.Err(), context.Canceled) || uncounted(ctx, state, cause) {
 		return unavailable(cause)
 	}
 	w.conn.Release() // the record takes a connection of its own
 	return w.box.afterFailure(ctx, w.msg, w.seen, cause)
-}
-
-// uncounted says that a handler failed because of the store or because its caller stops, and not because of the message.
-func uncounted(ctx context.Context, state txState, cause error) bool {
-	lostConn := state == stateClosed && !errors.Is(cause, context.DeadlineExceeded)
-	return transient(cause) || lostConn || errors.Is(ctx.Err(), context.Canceled)
 }
 
 // commit stores the result and commits, in one round trip.
