@@ -39,7 +39,8 @@ create table commitbox.outbox_message (
         and octet_length(topic) between 1 and 255
         and octet_length(key) between 1 and 512
         and octet_length(content_type) between 1 and 255),
-    constraint outbox_message_headers check (jsonb_typeof(headers) = 'object')
+    constraint outbox_message_headers check (jsonb_typeof(headers) = 'object' and not jsonb_path_exists(headers, '$.* ? (@.type() != "string")')),
+    constraint outbox_message_finite check (id > 0 and isfinite(created_at))
 ) with (
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_insert_threshold = -1,
     autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 1000000,
@@ -85,7 +86,8 @@ create table commitbox.outbox_blocked (
 );
 create index outbox_blocked_due_at on commitbox.outbox_blocked (channel, shard, due_at);
 
--- Failed messages and those behind them. The head of a key is its lowest id; a key's due time is its blocked row's,
+-- Failed messages and those behind them. The message's id is part of the key here and among the dead: a server that lost
+-- commits draws positions again. The head of a key is its lowest id; a key's due time is its blocked row's,
 -- a message without a key has its own. The foreign key makes a follower without a blocked row impossible.
 create table commitbox.outbox_deferred (
     id           bigint           not null,
@@ -102,9 +104,9 @@ create table commitbox.outbox_deferred (
     due_at       timestamptz,
     deferred_at  timestamptz      not null default clock_timestamp(),
     last_error   text check (octet_length(last_error) <= 2048),
-    primary key (channel, shard, id),
+    primary key (channel, shard, id, message_id),
     foreign key (channel, shard, key) references commitbox.outbox_blocked,
-    constraint outbox_deferred_due check ((key is null) = (due_at is not null))
+    constraint outbox_deferred_due check ((key is null) = (due_at is not null) and isfinite(due_at))
 );
 create index outbox_deferred_key on commitbox.outbox_deferred (channel, shard, key, id) where key is not null;
 create index outbox_deferred_due_at on commitbox.outbox_deferred (channel, shard, due_at) where key is null;
@@ -128,7 +130,7 @@ create table commitbox.outbox_dead (
     last_error   text check (octet_length(last_error) <= 2048),
     discarded_at timestamptz,
     discarded_by text,
-    primary key (channel, shard, id),
+    primary key (channel, shard, id, message_id),
     constraint outbox_dead_discarded check ((discarded_at is null) = (discarded_by is null))
 );
 create index outbox_dead_message_id on commitbox.outbox_dead (message_id);
@@ -153,7 +155,8 @@ create table commitbox.outbox_scheduled (
         and octet_length(topic) between 1 and 255
         and octet_length(key) between 1 and 512
         and octet_length(content_type) between 1 and 255),
-    constraint outbox_scheduled_headers check (jsonb_typeof(headers) = 'object')
+    constraint outbox_scheduled_headers check (jsonb_typeof(headers) = 'object' and not jsonb_path_exists(headers, '$.* ? (@.type() != "string")')),
+    constraint outbox_scheduled_finite check (isfinite(due_at) and isfinite(created_at))
 ) with (
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_insert_threshold = -1,
     autovacuum_vacuum_cost_delay = 0, vacuum_truncate = false);

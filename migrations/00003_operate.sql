@@ -41,14 +41,16 @@ create function commitbox.enqueue(
 
 -- Makes a failed or dead message runnable: attempts 0, due now, new epoch (a failure record that is on its way is
 -- refused by it). Returns what has to happen next: 'runnable', or 'needs redelivery' when the row holds no payload and
--- the message must come from the broker again; null if there is no failed or dead row of that id. Waits on the row
--- lock of a running takeover: set lock_timeout.
+-- the message must come from the broker again; null if there is no failed or dead row of that id. Takes the message's
+-- advisory lock first, so that a delivery hears "in progress" until this transaction ends, and waits for a running one:
+-- set lock_timeout.
 -- +goose StatementBegin
 create function commitbox.inbox_requeue(consumer text, message_id text, reason text default null) returns text
 language plpgsql as $$
 declare
     has_payload boolean;
 begin
+    perform pg_advisory_xact_lock(commitbox.inbox_lock(inbox_requeue.consumer, inbox_requeue.message_id));
     update commitbox.inbox i
        set status = 'failed', attempts = 0, epoch = i.epoch + 1, finished_at = null, next_attempt_at = clock_timestamp()
      where i.consumer = inbox_requeue.consumer and i.message_id = inbox_requeue.message_id and i.status in ('failed', 'dead')
@@ -65,11 +67,12 @@ $$;
 
 -- Gives a failed or dead message, or one whose lease has expired, up: it stays as a dead row, because without a row the
 -- next delivery would run it. Returns whether there was such a row. The new epoch refuses whatever its last holder still
--- sends. Waits on a row lock: set lock_timeout.
+-- sends. Takes the message's advisory lock first, as inbox_requeue does: set lock_timeout.
 -- +goose StatementBegin
 create function commitbox.inbox_discard(consumer text, message_id text, reason text default null) returns boolean
 language plpgsql as $$
 begin
+    perform pg_advisory_xact_lock(commitbox.inbox_lock(inbox_discard.consumer, inbox_discard.message_id));
     update commitbox.inbox i
        set status = 'dead', epoch = i.epoch + 1, lease_token = null, lease_until = null, next_attempt_at = null, finished_at = clock_timestamp(),
            last_error = left('discarded by ' || session_user || coalesce(': ' || inbox_discard.reason, ''), 1000)

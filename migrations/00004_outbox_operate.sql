@@ -22,7 +22,7 @@ $$;
 
 -- +goose StatementBegin
 create function commitbox.outbox_audit(action text, channel text, what text, reason text) returns void language sql as $$
-    insert into commitbox.audit (action, target, reason) values ($1, left($2 || '/' || $3, 1000), left($4, 2000));
+    insert into commitbox.audit (action, target, reason) values ($1, left($2 || '/' || $3, 250), left($4, 500));
 $$;
 -- +goose StatementEnd
 
@@ -225,7 +225,7 @@ begin
         ), dead as (
             insert into commitbox.outbox_dead (id, created_at, message_id, shard, attempts, channel, key, topic, content_type, headers, payload, last_error)
             select g.id, g.created_at, g.message_id, g.shard, g.attempts, g.channel, g.key, g.topic, g.content_type, g.headers, g.payload,
-                   left('skipped by ' || session_user || coalesce('; ' || g.last_error, ''), 2000)
+                   left('skipped by ' || session_user || coalesce('; ' || g.last_error, ''), 500)
               from gone g returning message_id
         )
         select message_id into head from dead;

@@ -117,6 +117,10 @@ var refusals = []struct {
 	{"outbox_message", waiting, columns{"content_type": "''"}, "outbox_message_lengths"},
 	{"outbox_message", waiting, columns{"content_type": "repeat('c', 256)"}, "outbox_message_lengths"},
 	{"outbox_message", waiting, columns{"headers": "'[]'"}, "outbox_message_headers"},
+	{"outbox_message", waiting, columns{"headers": `'{"a": null}'`}, "outbox_message_headers"},
+	{"outbox_message", waiting, columns{"headers": `'{"a": {"b": "c"}}'`}, "outbox_message_headers"},
+	{"outbox_message", waiting, columns{"created_at": "'-infinity'"}, "outbox_message_finite"},
+	{"outbox_message", waiting, columns{"id": "0"}, "outbox_message_finite"},
 	{"outbox_message", waiting, columns{"headers": "'\"text\"'"}, "outbox_message_headers"},
 
 	{"outbox_scheduled", later, nil, ""},
@@ -130,6 +134,8 @@ var refusals = []struct {
 	{"outbox_scheduled", later, columns{"content_type": "''"}, "outbox_scheduled_lengths"},
 	{"outbox_scheduled", later, columns{"content_type": "repeat('c', 256)"}, "outbox_scheduled_lengths"},
 	{"outbox_scheduled", later, columns{"headers": "'[]'"}, "outbox_scheduled_headers"},
+	{"outbox_scheduled", later, columns{"headers": `'{"a": 1}'`}, "outbox_scheduled_headers"},
+	{"outbox_scheduled", later, columns{"due_at": "'infinity'"}, "outbox_scheduled_finite"},
 	{"outbox_scheduled", later, columns{"headers": "'\"text\"'"}, "outbox_scheduled_headers"},
 
 	{"outbox_channel", channel, columns{"dead_policy": "'hold'", "keep_days": "3650"}, ""},
@@ -159,6 +165,7 @@ var refusals = []struct {
 	{"outbox_deferred", deferred, columns{"key": "null", "due_at": "now()"}, ""},
 	{"outbox_deferred", deferred, columns{"due_at": "now()"}, "outbox_deferred_due"},
 	{"outbox_deferred", deferred, columns{"key": "null"}, "outbox_deferred_due"},
+	{"outbox_deferred", deferred, columns{"key": "null", "due_at": "'infinity'"}, "outbox_deferred_due"},
 	{"outbox_deferred", deferred, columns{"attempts": "-1"}, "outbox_deferred_attempts_check"},
 	{"outbox_deferred", deferred, columns{"last_error": "repeat('e', 2049)"}, "outbox_deferred_last_error_check"},
 	{"outbox_deferred", deferred, columns{"key": "'not blocked'"}, "outbox_deferred_channel_shard_key_fkey"},

@@ -18,7 +18,7 @@ type RelayConfig struct {
 	Channel string // the channel to serve; default "default"
 
 	Lanes      int   // sequential loops, each with its own shards and connection; default 2, at most 64
-	Batch      int   // messages that a lane reads at once, at most; default 1000
+	Batch      int   // messages that a lane reads at once, at most, but one of each of its shards; default 1000
 	BatchBytes int64 // payload bytes that a lane reads at once, give or take one message; default 8 MiB
 
 	// Lease is how long the relay's shards stay its own after it has died; another relay takes over then. Default 15 s.

@@ -18,7 +18,7 @@ type policy struct {
 
 // decision is what to do about a batch that was published.
 type decision struct {
-	confirmed []ref
+	confirmed []confirmation
 	change    change
 	tried     bool  // something was sent
 	left      []int // rows that stay where they are
@@ -33,16 +33,31 @@ func (p policy) decide(rows []row, verdicts []verdict) decision {
 		d.tried = d.tried || v.result != resultNotTried
 		switch {
 		case v.result == resultOK:
-			d.confirmed = append(d.confirmed, r.ref)
+			d.confirmed = append(d.confirmed, confirmation{r.ref, r.ID})
 		case v.result == resultPermanent, v.result == resultRetryable && r.Attempt >= p.maxAttempts:
 			p.bury(&d.change, r, v.err)
 		case v.result == resultRetryable:
 			p.postpone(&d.change, r, v.err)
 		default:
+			p.leave(&d.change, r, v)
 			d.left = append(d.left, i)
 		}
 	}
 	return d
+}
+
+// leave lets a row stay. One that found the destination away and waits among the deferred ones makes room for others: its
+// time moves, and nothing is spent.
+func (p policy) leave(c *change, r *row, v verdict) {
+	if !r.deferred || v.result != resultUnavailable {
+		return
+	}
+	delay := p.backoff(1)
+	if r.Key != "" {
+		c.block = append(c.block, blocked{r.keyRef(), delay})
+	} else {
+		c.failed = append(c.failed, failure{ref: r.ref, delay: delay})
+	}
 }
 
 // bury makes a row dead. Under policy hold its key waits for an operator; under skip a key that was blocked goes on.

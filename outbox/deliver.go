@@ -140,13 +140,18 @@ func (l *lane) take(d *delivery, sent []int, verdicts []verdict) (away bool) {
 		switch {
 		case v.result != resultUnavailable:
 			delete(l.suspects, r.origin())
+			delete(l.awayTopics, r.Topic)
 		case l.suspects[r.origin()] >= suspectLimit:
 			v = verdict{resultRetryable, v.err}
 		default:
 			l.round.unavailable = append(l.round.unavailable, r.origin())
+			l.awayTopics[r.Topic] = true
 			away, l.round.away = true, v.err
 		}
 		some = some || v.result == resultOK
+		if v.result != resultOK && d.stopped[r.Key] {
+			v = verdict{resultNotTried, ErrNotTried} // the first of its key that failed decides
+		}
 		d.verdicts[i] = v
 		if v.result != resultOK && r.Key != "" {
 			d.stopped[r.Key] = true
@@ -195,13 +200,26 @@ func (l *lane) call(ctx context.Context, batch []Record, answer chan<- []error) 
 	returned = true
 }
 
+// judge reads one answer. An error that panics when it is asked, such as a nil pointer in an interface, is one all the same.
+func judge(err error) (v verdict) {
+	defer func() {
+		if p := recover(); p != nil {
+			v = verdict{resultRetryable, fmt.Errorf("publisher gave an error that panics: %v", p)}
+		}
+	}()
+	if err == nil {
+		return verdict{}
+	}
+	return verdict{kindOf(err), errors.New(err.Error())}
+}
+
 // read classifies the answers of one call and counts them.
 func (l *lane) read(batch []Record, errs []error) []verdict {
 	verdicts := make([]verdict, len(batch))
 	var counts [resultNotTried + 1]int
 	for i := range batch {
 		if len(errs) == len(batch) {
-			verdicts[i] = verdict{kindOf(errs[i]), errs[i]}
+			verdicts[i] = judge(errs[i])
 		} else {
 			verdicts[i] = verdict{resultRetryable, fmt.Errorf("publisher gave %d answers for %d messages", len(errs), len(batch))}
 		}

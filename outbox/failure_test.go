@@ -118,7 +118,9 @@ func TestB09_ABrokenRowIsParkedAndTheBatchGoesOn(t *testing.T) {
 	t.Parallel()
 	db := testenv.Database(t)
 	enqueue(t, db, message("k", "1"))
-	if _, err := db.Pool.Exec(t.Context(), `insert into commitbox.outbox_message (message_id, channel, key, topic, headers, payload)
+	// Behind the constraint's back, as a restore or an older version might leave it.
+	if _, err := db.Pool.Exec(t.Context(), `alter table commitbox.outbox_message drop constraint outbox_message_headers;
+		insert into commitbox.outbox_message (message_id, channel, key, topic, headers, payload)
 		values (gen_random_uuid(), 'default', 'k', 't', '{"a": {"b": 1}}', 'broken')`); err != nil {
 		t.Fatal(err)
 	}

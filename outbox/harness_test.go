@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"testing"
@@ -67,7 +68,10 @@ func payloads(records []outbox.Record, key ...string) []string {
 
 // brisk is a configuration for tests: short leases and delays.
 func brisk() outbox.RelayConfig {
-	return outbox.RelayConfig{Lease: 2 * time.Second, BackoffBase: 50 * time.Millisecond, BackoffMax: 200 * time.Millisecond, PollMax: 20 * time.Millisecond}
+	return outbox.RelayConfig{
+		Lease: 2 * time.Second, BackoffBase: 50 * time.Millisecond, BackoffMax: 200 * time.Millisecond, PollMax: 20 * time.Millisecond,
+		Logger: slog.New(slog.DiscardHandler),
+	}
 }
 
 func newRelay(t *testing.T, pool *pgxpool.Pool, p outbox.Publisher, cfg outbox.RelayConfig) *outbox.Relay {

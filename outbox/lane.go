@@ -3,6 +3,7 @@ package outbox
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -13,7 +14,7 @@ const (
 	sweepEvery  = 10 * time.Second // one shard; stretched to 100 times what the read took
 	dueKeys     = 64               // blocked keys served per round
 	duePerKey   = 16               // messages of each
-	settleLimit = 10 * time.Second // bound of the database's work on what was published
+	settleLimit = 5 * time.Second  // bound of the database's work on what was published
 )
 
 // lane is a sequential loop over some of the relay's shards: read, publish, settle, read again. It has a connection of
@@ -33,11 +34,11 @@ type lane struct {
 	index      int
 
 	link        link
-	shards      []*shard // in order
-	version     uint64   // of the assignment that shards come from
-	keep        bool     // what is confirmed is kept
-	unconfirmed []ref    // confirmed by the broker, delete not acknowledged
-	published   int      // confirmed since the lane was made
+	shards      []*shard       // in order
+	version     uint64         // of the assignment that shards come from
+	keep        bool           // what is confirmed is kept
+	unconfirmed []confirmation // by the broker; their delete is not acknowledged
+	published   int            // confirmed since the lane was made
 
 	seen       view
 	more       bool      // the last read found something, or a key was freed: look again
@@ -46,11 +47,14 @@ type lane struct {
 	nextSweep  time.Time
 	sweepShard int
 
-	round     round
-	suspects  map[ref]int      // messages that found the destination away, and in how many rounds others got through
-	probation map[int16]int    // shards taken over from a relay that died, and how many messages are still to be noted
-	accused   map[ref]bool     // messages to be tried alone
-	examined  map[holding]bool // shards whose former owner's last message was looked at
+	round      round
+	suspects   map[ref]int     // messages that found the destination away, and in how many rounds others got through since
+	peek       map[int16]int64 // while the destination is away: from where to read, past those that found it away
+	passed     map[string]bool // keys of messages below peek, of which nothing may be sent
+	awayTopics map[string]bool // topics of which a message found the destination away, and none got through since
+	probation  map[int16]int   // shards taken over from a relay that died, and how many messages are still to be noted
+	accused    map[ref]bool    // messages to be tried alone
+	examined   map[int16]bool  // shards whose former owner's last message was looked at, for as long as they are held
 }
 
 // shard is what a lane knows of one shard.
@@ -98,25 +102,6 @@ func (l *lane) step(ctx context.Context) (worked bool, err error) {
 	return worked, nil
 }
 
-// round is what one round has met.
-type round struct {
-	trial       bool  // it tries for all lanes whether the destination is back
-	confirmed   bool  // a message got through
-	away        error // a call in which the destination took nothing
-	unavailable []ref // messages that found the destination away
-}
-
-// conclude draws the consequences of a round. Where some messages got through, the destination is not away: those that
-// say so nevertheless are suspected of a failure of their own.
-func (l *lane) conclude() {
-	for _, r := range l.round.unavailable {
-		if l.suspects[r] += 0; l.round.confirmed {
-			l.suspects[r]++
-		}
-	}
-	l.breaker.tell(time.Now(), l.round.trial, l.round.confirmed, l.round.away)
-}
-
 // prepare brings the lane to a state from which it may read: connected, leftovers settled, ownership known.
 func (l *lane) prepare(ctx context.Context) (err error) {
 	if l.link == nil {
@@ -153,6 +138,7 @@ func (l *lane) adopt(ctx context.Context, next assignment) error {
 		}
 		l.shards = append(l.shards, s)
 	}
+	maps.DeleteFunc(l.examined, func(id int16, _ bool) bool { return l.find(id) == nil })
 	if len(fresh) > 0 {
 		l.more, l.nextDue = true, time.Time{}
 		if err := l.loadBlocked(ctx, fresh); err != nil {
@@ -213,7 +199,7 @@ func (l *lane) serveDue(ctx context.Context) (worked bool, err error) {
 	if time.Now().Before(l.nextDue) {
 		return false, nil
 	}
-	rows, err := l.link.due(ctx, l.shardIDs(), dueKeys, duePerKey)
+	rows, err := l.link.due(ctx, l.shardIDs(), min(dueKeys, l.cfg.Batch), max(1, min(duePerKey, l.cfg.Batch/dueKeys)), l.cfg.BatchBytes)
 	if err != nil {
 		return false, err
 	}
@@ -246,6 +232,9 @@ func (l *lane) freeDrained(ctx context.Context) error {
 
 // serveHot reads what is new, moves the messages of blocked keys aside and publishes the others.
 func (l *lane) serveHot(ctx context.Context) (worked bool, err error) {
+	if len(l.shards) == 0 { // the last one was lost in this round
+		return false, nil
+	}
 	now, _ := l.gate.view()
 	if now.generation != l.seen.generation {
 		l.resetFloors()
@@ -255,6 +244,11 @@ func (l *lane) serveHot(ctx context.Context) (worked bool, err error) {
 		return false, nil
 	}
 	l.seen, l.more = now, false
+	if len(l.peek) > 0 {
+		if sent, err := l.peekOn(ctx, now.resolved); sent || err != nil {
+			return sent, err
+		}
+	}
 	started := time.Now()
 	rows, err := l.link.poll(ctx, l.cursors(), l.cfg.BatchBytes)
 	if err != nil {
@@ -276,13 +270,14 @@ func (l *lane) serveHot(ctx context.Context) (worked bool, err error) {
 		return false, err
 	}
 	l.advanceFloors(now.resolved, rows, left)
+	l.lookPast(now.resolved, rows)
 	return len(rows) > 0, nil
 }
 
 func (l *lane) cursors() []cursor {
 	from := make([]cursor, len(l.shards))
 	for i, s := range l.shards {
-		from[i] = cursor{s.shard, s.floor, s.limit}
+		from[i] = cursor{s.shard, max(s.floor, l.peek[s.shard]), s.limit}
 	}
 	return from
 }

@@ -287,7 +287,7 @@ func (s *memory) blocked(_ context.Context, of []int16) ([]keyRef, error) {
 	return keys, nil
 }
 
-func (s *memory) due(_ context.Context, of []int16, keys, perKey int) ([]row, error) {
+func (s *memory) due(_ context.Context, of []int16, keys, perKey int, _ int64) ([]row, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var rows []row
@@ -351,13 +351,17 @@ func (s *memory) nextDue(_ context.Context, of []int16) (time.Duration, bool, er
 	return time.Until(first), first != never, nil
 }
 
-func (s *memory) confirm(_ context.Context, confirmed []ref, keep bool) error {
+func (s *memory) confirm(_ context.Context, confirmed []confirmation, keep bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, r := range confirmed {
 		at := r.origin()
 		for _, from := range []map[ref]*memoryMessage{s.hot, s.deferred, s.dead} {
-			if m := from[at]; m != nil && keep {
+			m := from[at]
+			if m == nil || m.ID != r.message {
+				continue
+			}
+			if keep {
 				s.sent = append(s.sent, m)
 			}
 			delete(from, at)
@@ -431,7 +435,10 @@ func (s *memory) apply(_ context.Context, owner uuid.UUID, epochs map[int16]int6
 	for _, f := range c.failed {
 		at := f.origin()
 		if m := s.deferred[at]; m != nil {
-			m.attempts, m.text, m.due = m.attempts+1, f.text, time.Now().Add(f.delay)
+			m.due = time.Now().Add(f.delay)
+			if f.attempts > 0 {
+				m.attempts, m.text = m.attempts+1, f.text
+			}
 		}
 	}
 	for _, f := range c.buried {

@@ -36,6 +36,7 @@ const (
 	keyMax         = 512
 	contentTypeMax = 255
 	enqueueMax     = 256 << 20 // bytes of one Enqueue; PostgreSQL cannot take an array of 1 GiB
+	overhead       = 64        // bytes that a message takes beside its own
 )
 
 // Config sets the limits of a [Box]. The zero value is usable.
@@ -47,7 +48,7 @@ type Config struct {
 	// CommitOrder makes Enqueue lock the keys of its messages until the transaction ends, before it draws positions. The
 	// order within a key is then commit order even if the application does not serialise the transactions of a key.
 	// It has to be set wherever messages of these keys are enqueued. Transactions that enqueue for several keys in
-	// several calls can deadlock (40P01): retry them, or enqueue in one call.
+	// several calls can deadlock (40P01): retry them, or enqueue in one call. The SQL function enqueue takes no such lock.
 	CommitOrder bool
 
 	// Trace returns headers to store with every message, such as traceparent and tracestate of the request in ctx. A header
@@ -186,7 +187,7 @@ func (b *Box) encode(messages []Message, traced map[string]string) ([]uuid.UUID,
 			m.Payload = []byte{}
 		}
 		ids[i] = m.ID
-		total += len(m.Payload) + len(headers)
+		total += len(m.Payload) + len(headers) + len(m.Channel) + len(m.Key) + len(m.Topic) + len(m.ContentType) + overhead
 		p.add(&m, headers)
 	}
 	return ids, p, check.Size("messages", total, enqueueMax)

@@ -33,7 +33,7 @@ func openPostgres(ctx context.Context, pool *pgxpool.Pool, cfg RelayConfig) (sto
 	if err != nil {
 		return nil, nil, fmt.Errorf("outbox: %w", err)
 	}
-	const others = 4 // gate, heartbeat, roster, clock
+	const others = 5 // gate, heartbeat, roster, changes of membership, clock
 	own, err := ownpool.Open(ctx, pool, int32(cfg.Lanes)+others, pgx.QueryExecModeCacheDescribe)
 	if err != nil {
 		return nil, nil, fmt.Errorf("outbox: open the relay's connections: %w", err)
@@ -61,6 +61,9 @@ func (p *postgres) join(ctx context.Context, owner uuid.UUID) error {
 
 func (p *postgres) claim(ctx context.Context, owner uuid.UUID) error {
 	return p.membership(ctx, func(q *db.Queries) error {
+		if err := q.RegisterShards(ctx, p.channel); err != nil { // somebody may have removed some
+			return err
+		}
 		if err := q.ReapRelays(ctx, p.channel); err != nil {
 			return err
 		}
@@ -70,6 +73,8 @@ func (p *postgres) claim(ctx context.Context, owner uuid.UUID) error {
 
 // membership runs a change of who owns what: the lock on the channel, then looks in fresh statements.
 func (p *postgres) membership(ctx context.Context, change func(*db.Queries) error) error {
+	ctx, cancel := context.WithTimeout(ctx, settleLimit) // somebody may hold the channel's row
+	defer cancel()
 	return pgx.BeginTxFunc(ctx, p.pool, readCommitted, func(tx pgx.Tx) error {
 		q := db.New(p.schema.On(tx))
 		if err := q.LockChannel(ctx, p.channel); err != nil {
@@ -175,8 +180,8 @@ func (l *postgresLink) poll(ctx context.Context, from []cursor, bytes int64) ([]
 	return rows, err
 }
 
-func (l *postgresLink) due(ctx context.Context, shards []int16, keys, perKey int) ([]row, error) {
-	read, err := l.q.DueDeferred(ctx, db.DueDeferredParams{Channel: l.channel, Shards: shards, KeyLimit: int32(keys), PerKey: int32(perKey)})
+func (l *postgresLink) due(ctx context.Context, shards []int16, keys, perKey int, bytes int64) ([]row, error) {
+	read, err := l.q.DueDeferred(ctx, db.DueDeferredParams{Channel: l.channel, Shards: shards, KeyLimit: int32(keys), PerKey: int32(perKey), ByteLimit: bytes})
 	rows := make([]row, len(read))
 	for i, r := range read {
 		rows[i] = l.row(ref{r.Shard, r.ID, true}, r)
@@ -248,22 +253,25 @@ func (l *postgresLink) moveScheduled(ctx context.Context, atMost int) (int, time
 
 // confirm deletes hot messages first; what is missing there was deferred, or was read from there. The last look is for
 // what a later owner declared dead.
-func (l *postgresLink) confirm(ctx context.Context, confirmed []ref, keep bool) error {
-	shards, ids := columns(confirmed)
+func (l *postgresLink) confirm(ctx context.Context, confirmed []confirmation, keep bool) error {
+	p := db.DeleteConfirmedParams{Channel: l.channel}
+	for _, c := range confirmed {
+		p.Shards, p.Ids, p.MessageIds = append(p.Shards, c.shard), append(p.Ids, c.id), append(p.MessageIds, pgID(c.message))
+	}
 	if keep {
-		_, err := l.q.KeepConfirmed(ctx, db.KeepConfirmedParams{Shards: shards, Ids: ids, Channel: l.channel})
+		_, err := l.q.KeepConfirmed(ctx, db.KeepConfirmedParams(p))
 		return err
 	}
-	n, err := l.q.DeleteConfirmed(ctx, db.DeleteConfirmedParams{Shards: shards, Ids: ids, Channel: l.channel})
+	n, err := l.q.DeleteConfirmed(ctx, p)
 	left := int64(len(confirmed)) - n
 	if err != nil || left == 0 {
 		return err
 	}
-	n, err = l.q.DeleteConfirmedDeferred(ctx, db.DeleteConfirmedDeferredParams{Shards: shards, Ids: ids, Channel: l.channel})
+	n, err = l.q.DeleteConfirmedDeferred(ctx, db.DeleteConfirmedDeferredParams(p))
 	if left -= n; err != nil || left == 0 {
 		return err
 	}
-	_, err = l.q.DeleteConfirmedDead(ctx, db.DeleteConfirmedDeadParams{Shards: shards, Ids: ids, Channel: l.channel})
+	_, err = l.q.DeleteConfirmedDead(ctx, db.DeleteConfirmedDeadParams(p))
 	return err
 }
 
@@ -356,7 +364,7 @@ func (l *postgresLink) failDeferred(ctx context.Context, q *db.Queries, c *chang
 	}
 	p := db.FailDeferredParams{Channel: l.channel}
 	for _, f := range c.failed {
-		p.Shards, p.Ids = append(p.Shards, f.shard), append(p.Ids, f.id)
+		p.Shards, p.Ids, p.Spent = append(p.Shards, f.shard), append(p.Ids, f.id), append(p.Spent, int32(min(f.attempts, 1)))
 		p.Errors, p.Delays = append(p.Errors, f.text), append(p.Delays, f.delay.Seconds())
 	}
 	_, err := q.FailDeferred(ctx, p)

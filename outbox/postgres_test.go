@@ -156,13 +156,13 @@ func TestA5_AStaleConfirmationRemovesNoNewCopy(t *testing.T) {
 	must(t, err)
 	var requeued bool
 	must(t, db.Pool.QueryRow(t.Context(), "select commitbox.outbox_requeue('default', $1)", a1.ID.String()).Scan(&requeued))
-	must(t, s.link.confirm(t.Context(), []ref{a1.ref}, false)) // a former owner's, late
+	must(t, s.link.confirm(t.Context(), []confirmation{{a1.ref, a1.ID}}, false)) // a former owner's, late
 	after := s.poll(t, 10, 1<<20, 0)
 	if !requeued || len(after) != 1 || after[0].ID != a1.ID || after[0].id == a1.id {
 		t.Errorf("requeued %v; in hot now: %+v", requeued, after)
 	}
-	must(t, s.link.confirm(t.Context(), []ref{after[0].ref}, false))
-	must(t, s.link.confirm(t.Context(), []ref{after[0].ref}, false)) // again, its answer was lost
+	must(t, s.link.confirm(t.Context(), []confirmation{{after[0].ref, after[0].ID}}, false))
+	must(t, s.link.confirm(t.Context(), []confirmation{{after[0].ref, after[0].ID}}, false)) // again, its answer was lost
 	expect(t, "hot after the confirmation", 0, len(s.poll(t, 10, 1<<20, 0)))
 }
 
@@ -222,5 +222,45 @@ func TestH1_PollsArePlannedForEveryCall(t *testing.T) {
 	must(t, s.link.(*postgresLink).conn.QueryRow(t.Context(), "select count(*) from pg_prepared_statements").Scan(&prepared))
 	if prepared > 0 {
 		t.Errorf("%d prepared statements on a relay's connection", prepared)
+	}
+}
+
+// Claims wait for the lock on the channel's row: looking without it, they would take shards from a relay that has joined
+// meanwhile.
+func TestA4_ClaimsRunUnderTheChannelsLock(t *testing.T) {
+	t.Parallel()
+	db, s, owner := ownedStore(t)
+	tx, err := db.Pool.Begin(t.Context())
+	must(t, err)
+	_, err = tx.Exec(t.Context(), "select 1 from commitbox.outbox_channel for no key update")
+	must(t, err)
+	claimed := make(chan error, 1)
+	go func() { claimed <- s.claim(t.Context(), owner) }()
+	select {
+	case err := <-claimed:
+		t.Fatalf("a claim did not wait for the channel's lock: %v", err)
+	case <-time.After(300 * time.Millisecond):
+	}
+	must(t, tx.Commit(t.Context()))
+	must(t, <-claimed)
+}
+
+// A key that a dead message holds, or that is parked, keeps its reason when a failure of it is recorded.
+func TestA3_AFailureUnblocksNothing(t *testing.T) {
+	t.Parallel()
+	db, s, owner := ownedStore(t)
+	s.put(t, "a", "a1")
+	key := s.poll(t, 10, 1<<20, 0)[0].keyRef()
+	for _, reason := range []string{"parked", "dead"} {
+		_, err := db.Pool.Exec(t.Context(), `insert into commitbox.outbox_blocked (channel, shard, key, due_at, reason, dead_id)
+			values ('default', $1, 'a', 'infinity', $2, case when $2 = 'dead' then 1 end)`, key.shard, reason)
+		must(t, err)
+		_, err = s.link.apply(t.Context(), owner, epochsOf(s.look(t, owner)), change{block: []blocked{{key, 0}}, unblock: []keyRef{key}})
+		must(t, err)
+		var still string
+		must(t, db.Pool.QueryRow(t.Context(), "delete from commitbox.outbox_blocked returning reason").Scan(&still))
+		if still != reason {
+			t.Errorf("the key was %s and is now %s", reason, still)
+		}
 	}
 }

@@ -39,7 +39,7 @@ func (l *lane) examine(ctx context.Context, fresh []*shard, unclean map[int16]pr
 	var dead []ref
 	for _, s := range fresh {
 		last, dirty := unclean[s.shard]
-		if !dirty || l.examined[s.holding] {
+		if !dirty || l.examined[s.shard] {
 			continue
 		}
 		l.probation[s.shard] = l.cfg.Batch
@@ -54,7 +54,7 @@ func (l *lane) examine(ctx context.Context, fresh []*shard, unclean map[int16]pr
 		return err
 	}
 	for _, s := range fresh {
-		l.examined[s.holding] = true
+		l.examined[s.shard] = true
 	}
 	return nil
 }

@@ -23,7 +23,7 @@ type Relay struct {
 }
 
 // NewRelay returns a relay; it touches the database when it runs. The relay opens connections of its own with the
-// settings of pool, one for each lane and four more, so that a busy pool cannot cost it its lease. The error names every
+// settings of pool, one for each lane and five more, so that a busy pool cannot cost it its lease. The error names every
 // bad field of cfg.
 func NewRelay(pool *pgxpool.Pool, publisher Publisher, cfg RelayConfig) (*Relay, error) {
 	cfg = cfg.withDefaults()
@@ -45,7 +45,8 @@ func NewRelay(pool *pgxpool.Pool, publisher Publisher, cfg RelayConfig) (*Relay,
 var ErrRunning = errors.New("outbox: relay is already in use")
 
 // Run publishes until ctx ends. It then takes no new work, waits for the Publish calls that are under way, settles their
-// messages, hands its shards over and returns nil; or an error that says what it could not hand over. While the database
+// messages, hands its shards over and returns nil; or an error that says what it could not hand over. That takes at most
+// PublishTimeout and Guard, and some 20 s more if the database does not answer. While the database
 // is away it keeps trying, up to two seconds apart. The only other error is [ErrPublishStalled].
 func (r *Relay) Run(ctx context.Context) error {
 	if !r.mu.TryLock() {
@@ -105,7 +106,7 @@ func (r *Relay) RunOnce(ctx context.Context) (int, error) {
 	}
 	published, err := r.manual.session.once(ctx)
 	if err != nil {
-		return published, errors.Join(err, r.stopManual())
+		return published, errors.Join(err, r.stopManual(err))
 	}
 	return published, nil
 }
@@ -124,14 +125,14 @@ func (r *Relay) startManual(ctx context.Context) error {
 	return nil
 }
 
-func (r *Relay) stopManual() error {
+func (r *Relay) stopManual(cause error) error {
 	m := r.manual
 	r.manual = nil
 	if m == nil {
 		return nil
 	}
 	defer m.close()
-	m.session.cancel(nil)
+	m.session.cancel(cause)
 	return m.session.end()
 }
 
@@ -141,7 +142,7 @@ func (r *Relay) Close() error {
 		return ErrRunning
 	}
 	defer r.mu.Unlock()
-	return r.stopManual()
+	return r.stopManual(nil)
 }
 
 // session is one incarnation of a relay: from joining to leaving, under one owner id.
@@ -181,7 +182,7 @@ func (s *session) makeLanes() {
 			cfg: s.cfg, publisher: s.publisher, keepsOrder: ok && orderer.StopsKeyAtFirstFailure(),
 			store: s.store, owner: s.member.owner, lease: s.member.lease, gate: s.gate, roster: s.roster, breaker: breaker, index: i,
 			policy:   policy{maxAttempts: s.cfg.MaxAttempts, backoff: backoff{s.cfg.BackoffBase, s.cfg.BackoffMax, s.cfg.random}.next},
-			suspects: make(map[ref]int), probation: make(map[int16]int), accused: make(map[ref]bool), examined: make(map[holding]bool),
+			suspects: make(map[ref]int), awayTopics: make(map[string]bool), probation: make(map[int16]int), accused: make(map[ref]bool), examined: make(map[int16]bool),
 		})
 	}
 }
@@ -275,7 +276,9 @@ func (s *session) once(ctx context.Context) (published int, err error) {
 // end stops the heartbeat and hands the shards over, unless they are not the relay's any more or a call may still send.
 func (s *session) end() error {
 	<-s.beating
+	unsettled := 0
 	for _, l := range s.lanes {
+		unsettled += len(l.unconfirmed)
 		l.forget()
 	}
 	s.gate.close()
@@ -286,7 +289,8 @@ func (s *session) end() error {
 		return cause
 	}
 	if err := s.member.leave(s.ctx); err != nil {
-		return fmt.Errorf("outbox: shards of channel %s were not handed over, they are free in %v: %w", s.cfg.Channel, s.cfg.Lease, err)
+		return fmt.Errorf("outbox: shards of channel %s were not handed over, they are free in %v; %d confirmed messages will be sent again: %w",
+			s.cfg.Channel, s.cfg.Lease, unsettled, err)
 	}
 	return nil
 }

@@ -217,8 +217,8 @@ func (w *slow) blocked(ctx context.Context, of []int16) ([]keyRef, error) {
 	return pass(w, func() ([]keyRef, error) { return w.memory.blocked(ctx, of) })
 }
 
-func (w *slow) due(ctx context.Context, of []int16, keys, perKey int) ([]row, error) {
-	return pass(w, func() ([]row, error) { return w.memory.due(ctx, of, keys, perKey) })
+func (w *slow) due(ctx context.Context, of []int16, keys, perKey int, bytes int64) ([]row, error) {
+	return pass(w, func() ([]row, error) { return w.memory.due(ctx, of, keys, perKey, bytes) })
 }
 
 func (w *slow) read(ctx context.Context, at []ref) ([]row, error) {
@@ -229,7 +229,7 @@ func (w *slow) drained(ctx context.Context, of []int16, keys int) ([]keyRef, err
 	return pass(w, func() ([]keyRef, error) { return w.memory.drained(ctx, of, keys) })
 }
 
-func (w *slow) confirm(ctx context.Context, c []ref, keep bool) error {
+func (w *slow) confirm(ctx context.Context, c []confirmation, keep bool) error {
 	return effect(w, func() error { return w.memory.confirm(ctx, c, keep) })
 }
 

@@ -47,7 +47,7 @@ type link interface {
 	// blocked lists the blocked keys of shards.
 	blocked(ctx context.Context, shards []int16) ([]keyRef, error)
 	// due reads the first messages of blocked keys whose time has come, and due messages without a key.
-	due(ctx context.Context, shards []int16, keys, perKey int) ([]row, error)
+	due(ctx context.Context, shards []int16, keys, perKey int, bytes int64) ([]row, error)
 	// read reads messages from wherever they wait.
 	read(ctx context.Context, at []ref) ([]row, error)
 	// drained lists due keys that have no message left.
@@ -57,7 +57,7 @@ type link interface {
 
 	// confirm removes messages that the broker has confirmed, wherever they are now, and keeps them among the sent ones if
 	// that is asked. It is not fenced.
-	confirm(ctx context.Context, confirmed []ref, keep bool) error
+	confirm(ctx context.Context, confirmed []confirmation, keep bool) error
 	// moveScheduled gives due messages their place in hot, and tells how many, and when the next is due.
 	moveScheduled(ctx context.Context, atMost int) (moved int, nextIn time.Duration, err error)
 	// apply makes a change of state in the shards that are still held under the epochs given, and tells which are not.
@@ -114,6 +114,13 @@ type ref struct {
 // origin names the message wherever it was read from.
 func (r ref) origin() ref { return ref{shard: r.shard, id: r.id} }
 
+// confirmation is a message that the broker has confirmed. Its id is compared too: after a failover a position may have been
+// drawn again, for another message.
+type confirmation struct {
+	ref
+	message uuid.UUID
+}
+
 // keyRef names a key of the channel.
 type keyRef struct {
 	shard int16
@@ -145,7 +152,7 @@ type change struct {
 
 type failure struct {
 	ref
-	attempts int
+	attempts int // after it; for one that fails again in deferred: 0 if nothing is spent by it
 	text     string
 	delay    time.Duration
 }

@@ -135,7 +135,7 @@ func texts(rows []row) []string {
 
 func (s contractStore) due(t *testing.T) []string {
 	t.Helper()
-	rows, err := s.link.due(t.Context(), allShards(), 100, 100)
+	rows, err := s.link.due(t.Context(), allShards(), 100, 100, 1<<20)
 	must(t, err)
 	return texts(rows)
 }
@@ -314,7 +314,7 @@ func TestStoreKeepsBlockedKeys(t *testing.T) {
 		apply(change{block: []blocked{{key, 0}}, deferred: []failure{{ref: a3.ref}}})
 		time.Sleep(2 * time.Millisecond)
 		expect(t, "due once it is time", []string{"a1", "a2", "a3"}, s.due(t))
-		due, err := s.link.due(t.Context(), allShards(), 100, 2)
+		due, err := s.link.due(t.Context(), allShards(), 100, 2, 1<<20)
 		must(t, err)
 		expect(t, "two of a key", []string{"a1", "a2"}, texts(due))
 		expect(t, "attempts", []int{2, 1}, []int{due[0].Attempt, due[1].Attempt})
@@ -324,13 +324,13 @@ func TestStoreKeepsBlockedKeys(t *testing.T) {
 		read, err := s.link.read(t.Context(), []ref{a1.origin(), loose.origin()})
 		must(t, err)
 		expect(t, "read", []string{"a1", "loose"}, slices.Sorted(slices.Values(texts(read))))
-		due, err = s.link.due(t.Context(), allShards(), 100, 1)
+		due, err = s.link.due(t.Context(), allShards(), 100, 1, 1<<20)
 		must(t, err)
 		expect(t, "attempts after a further failure", 3, due[0].Attempt)
 		expect(t, "deadly", true, due[0].deadly)
 
 		apply(change{buried: []failure{{ref: due[0].ref, text: "gave up"}}})
-		must(t, s.link.confirm(t.Context(), []ref{{a2.shard, a2.id, true}, a3.ref, loose.ref, a1.ref}, false))
+		must(t, s.link.confirm(t.Context(), []confirmation{{ref{a2.shard, a2.id, true}, a2.ID}, {a3.ref, a3.ID}, {loose.ref, loose.ID}, {a1.ref, a1.ID}}, false))
 		drained, err := s.link.drained(t.Context(), allShards(), 10)
 		must(t, err)
 		expect(t, "drained", []keyRef{key}, drained)

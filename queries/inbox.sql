@@ -65,10 +65,11 @@ update commitbox.inbox set result = @result::bytea
 
 -- name: InboxFailHere :one
 -- Records a failure in the transaction of the claim, after the handler's own writes were undone: Handle's rollback to
--- its savepoint. The claim has counted the attempt already. Locks: the row, which this transaction has written
+-- its savepoint. The claim has counted the attempt already. The epoch rises, so that InboxRecordFailure does not count
+-- the same attempt again if its caller has committed this one. Locks: the row, which this transaction has written
 -- already. Index: primary key. Two replicas: nobody else can see the row as completed before this commits.
 update commitbox.inbox i
-   set result = null, last_error = @last_error::text,
+   set result = null, epoch = i.epoch + 1, last_error = @last_error::text,
        status = case when i.attempts >= @max_attempts::integer then 'dead' else 'failed' end,
        finished_at = case when i.attempts >= @max_attempts::integer then clock_timestamp() end,
        next_attempt_at = case when i.attempts < @max_attempts::integer then clock_timestamp() + commitbox.inbox_backoff(i.attempts, @backoff_base::float8, @backoff_max::float8) end

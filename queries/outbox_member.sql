@@ -74,15 +74,15 @@ from commitbox.outbox_shard where channel = @channel and owner = @owner::uuid or
 
 -- name: LookAround :one
 -- The tick, second half: how many relays the channel has, which of them this one is in order of joining, whether any has
--- expired, how many shards nobody owns, and the policy. Plain reads of a few rows and 64; only a hint, since what is
+-- expired, how many shards nobody owns (a missing row is one), and the policy. Plain reads of a few rows and 64; only a hint, since what is
 -- done about it looks again under the channel's lock.
 select c.dead_policy, c.keep_days,
        (select count(*) from commitbox.outbox_relay r where r.channel = c.channel)::integer as members,
        (select count(*) from commitbox.outbox_relay r where r.channel = c.channel
          and (r.joined_at, r.owner) < (select m.joined_at, m.owner from commitbox.outbox_relay m where m.owner = @owner::uuid))::integer as rank,
        exists (select 1 from commitbox.outbox_relay r where r.channel = c.channel and r.lease_until < clock_timestamp()) as expired,
-       (select count(*) from commitbox.outbox_shard s left join commitbox.outbox_relay r on r.owner = s.owner
-         where s.channel = c.channel and r.owner is null)::integer as free
+       (64 - (select count(*) from commitbox.outbox_shard s join commitbox.outbox_relay r on r.owner = s.owner
+         where s.channel = c.channel))::integer as free
 from commitbox.outbox_channel c where c.channel = @channel;
 
 -- name: ServerStart :one

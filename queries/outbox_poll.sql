@@ -47,26 +47,37 @@ select shard, key from commitbox.outbox_blocked where channel = @channel and sha
 -- name: DueDeferred :many
 -- Blocked keys whose time has come, oldest first, each with its first messages in order; and due messages without a
 -- key. Plain reads by (channel, shard, due_at) and (channel, shard, key, id); statement_timestamp(), because
--- clock_timestamp() is never an index condition. Deferred rows belong to the owner of the shard, so nobody else takes
--- them; what he does with them is fenced.
-select d.id, d.created_at, d.message_id, d.shard, coalesce(d.key, '')::text as key, d.topic,
-       coalesce(d.content_type, '')::text as content_type, d.headers, d.payload, d.attempts, coalesce(d.last_error, '')::text as last_error
+-- clock_timestamp() is never an index condition. The running sum bounds the bytes, cutting every key at a prefix; a first
+-- message larger than the bound still comes. Deferred rows belong to the owner of the shard, so nobody else takes them;
+-- what he does with them is fenced.
+select y.id, y.created_at, y.message_id, y.shard, coalesce(y.key, '')::text as key, y.topic,
+       coalesce(y.content_type, '')::text as content_type, y.headers, y.payload, y.attempts, coalesce(y.last_error, '')::text as last_error
 from (
-    select b.channel, b.shard, b.key from commitbox.outbox_blocked b
-    where b.channel = @channel and b.shard = any(@shards::smallint[]) and b.due_at <= statement_timestamp()
-    order by b.due_at limit @key_limit::integer
-) k
-cross join lateral (
-    select f.* from commitbox.outbox_deferred f
-    where f.channel = k.channel and f.shard = k.shard and f.key = k.key
-    order by f.id limit @per_key::integer
-) d
-union all
-(select d.id, d.created_at, d.message_id, d.shard, ''::text, d.topic,
-        coalesce(d.content_type, '')::text, d.headers, d.payload, d.attempts, coalesce(d.last_error, '')::text
- from commitbox.outbox_deferred d
- where d.channel = @channel and d.shard = any(@shards::smallint[]) and d.key is null and d.due_at <= statement_timestamp()
- order by d.due_at limit @key_limit::integer);
+    select x.id, x.created_at, x.message_id, x.shard, x.key, x.topic, x.content_type, x.headers, x.payload, x.attempts, x.last_error,
+           sum(octet_length(x.payload)) over (order by x.n, x.shard, x.id rows between unbounded preceding and 1 preceding) as before
+    from (
+        select d.id, d.created_at, d.message_id, d.shard, d.key, d.topic, d.content_type, d.headers, d.payload, d.attempts, d.last_error, d.n
+        from (
+            select b.channel, b.shard, b.key from commitbox.outbox_blocked b
+            where b.channel = @channel and b.shard = any(@shards::smallint[]) and b.due_at <= statement_timestamp()
+            order by b.due_at limit @key_limit::integer
+        ) k
+        cross join lateral (
+            select f.id, f.created_at, f.message_id, f.shard, f.key, f.topic, f.content_type, f.headers, f.payload, f.attempts, f.last_error,
+                   row_number() over (order by f.id) as n
+            from commitbox.outbox_deferred f
+            where f.channel = k.channel and f.shard = k.shard and f.key = k.key
+            order by f.id limit @per_key::integer
+        ) d
+        union all
+        (select d.id, d.created_at, d.message_id, d.shard, d.key, d.topic, d.content_type, d.headers, d.payload, d.attempts, d.last_error, 1
+         from commitbox.outbox_deferred d
+         where d.channel = @channel and d.shard = any(@shards::smallint[]) and d.key is null and d.due_at <= statement_timestamp()
+         order by d.due_at limit @key_limit::integer)
+    ) x
+) y
+where coalesce(y.before, 0) < @byte_limit::bigint
+order by y.shard, y.id;
 
 -- name: DueDrained :many
 -- Due keys with nothing left behind them: what is to be unblocked. Same index as above.

@@ -1,14 +1,16 @@
 -- name: DeleteConfirmed :execrows
--- Removes messages that the broker confirmed. Not fenced: that it was confirmed is true whoever says it. One probe of the
--- primary key for each, then a scan by ctid: joined to the ids, the planner takes a hash join over the whole channel, dead
--- rows included, while the table has no statistics. Rows in hot are never updated, so a ctid stays that of its message for
--- as long as the statement sees it. Row locks of one statement, taken by nobody else. 0 or 1 row each; a shortfall means
--- that a later owner moved the row.
+-- Removes messages that the broker confirmed. Not fenced: that it was confirmed is true whoever says it. Their ids are
+-- compared: a server that lost commits draws positions again, for other messages. One probe of the primary key for each, then
+-- a scan by ctid: joined to the positions, the planner takes a hash join over the whole channel, dead rows included, while
+-- the table has no statistics. Rows in hot are never updated, so a ctid stays that of its message for as long as the
+-- statement sees it. Row locks of one statement, taken by nobody else. 0 or 1 row each; a shortfall means that a later
+-- owner moved the row.
 delete from commitbox.outbox_message o
 where o.ctid = any (array(
-    select m.ctid from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[])) as c (shard, id)
+    select m.ctid from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[]), unnest(@message_ids::uuid[])) as c (shard, id, message_id)
     cross join lateral (
-        select h.ctid from commitbox.outbox_message h where h.channel = @channel and h.shard = c.shard and h.id = c.id limit 1
+        select h.ctid from commitbox.outbox_message h
+        where h.channel = @channel and h.shard = c.shard and h.id = c.id and h.message_id = c.message_id limit 1
     ) m
 ));
 
@@ -16,17 +18,23 @@ where o.ctid = any (array(
 -- The same for messages published straight from deferred, and for confirmed ones that were moved there meanwhile.
 delete from commitbox.outbox_deferred o
 where o.ctid = any (array(
-    select m.ctid from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[])) as c (shard, id)
+    select m.ctid from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[]), unnest(@message_ids::uuid[])) as c (shard, id, message_id)
     cross join lateral (
-        select h.ctid from commitbox.outbox_deferred h where h.channel = @channel and h.shard = c.shard and h.id = c.id limit 1
+        select h.ctid from commitbox.outbox_deferred h
+        where h.channel = @channel and h.shard = c.shard and h.id = c.id and h.message_id = c.message_id limit 1
     ) m
 ));
 
 -- name: DeleteConfirmedDead :execrows
 -- The same for confirmed messages that were declared dead meanwhile.
 delete from commitbox.outbox_dead o
-using rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[])) as c (shard, id)
-where o.channel = @channel and o.shard = c.shard and o.id = c.id;
+where o.ctid = any (array(
+    select m.ctid from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[]), unnest(@message_ids::uuid[])) as c (shard, id, message_id)
+    cross join lateral (
+        select h.ctid from commitbox.outbox_dead h
+        where h.channel = @channel and h.shard = c.shard and h.id = c.id and h.message_id = c.message_id limit 1
+    ) m
+));
 
 -- name: Fence :many
 -- The first statement of every change of state: locks the shard rows in key order and returns those still held under
@@ -67,11 +75,14 @@ select g.id, g.created_at, g.message_id, g.shard, u.attempts, g.channel, g.key, 
 from gone g join u on u.shard = g.shard and u.id = g.id;
 
 -- name: FailDeferred :execrows
--- Counts a further failure of deferred messages and sets the time of those without a key. After the fence. Primary key.
+-- Counts a further failure of deferred messages, or only sets their error and time where nothing was spent (0). After the
+-- fence. Primary key.
 update commitbox.outbox_deferred d
-set attempts = d.attempts + 1, last_error = u.error,
+set attempts = d.attempts + u.spent, last_error = case when u.spent > 0 then u.error else d.last_error end,
     due_at = case when d.key is null then clock_timestamp() + make_interval(secs => u.delay) end
-from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[]), unnest(@errors::text[]), unnest(@delays::float8[])) as u (shard, id, error, delay)
+from rows from (
+    unnest(@shards::smallint[]), unnest(@ids::bigint[]), unnest(@spent::integer[]), unnest(@errors::text[]), unnest(@delays::float8[])
+) as u (shard, id, spent, error, delay)
 where d.channel = @channel and d.shard = u.shard and d.id = u.id;
 
 -- name: BuryMessages :execrows

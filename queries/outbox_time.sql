@@ -27,26 +27,34 @@ select (select count(*) from moved)::bigint as moved,
 
 -- name: KeepConfirmed :execrows
 -- DeleteConfirmed for a channel that keeps what was sent, from hot, deferred or dead. The deletes decide: of two that confirm
--- one message, one keeps it. Primary keys.
-with u as materialized (
-    select x.shard, x.id from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[])) as x (shard, id)
-), hot as (
+-- one message, one keeps it. Primary keys, then ctid.
+with hot as (
     delete from commitbox.outbox_message m where m.ctid = any (array(
-        select p.ctid from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[])) as c (shard, id) cross join lateral (
-            select h.ctid from commitbox.outbox_message h where h.channel = @channel and h.shard = c.shard and h.id = c.id limit 1
+        select p.ctid from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[]), unnest(@message_ids::uuid[])) as c (shard, id, message_id)
+        cross join lateral (
+            select h.ctid from commitbox.outbox_message h
+            where h.channel = @channel and h.shard = c.shard and h.id = c.id and h.message_id = c.message_id limit 1
         ) p
     ))
     returning m.id, m.created_at, m.message_id, m.shard, m.channel, m.key, m.topic, m.content_type, m.headers, m.payload
 ), deferred as (
     delete from commitbox.outbox_deferred d where d.ctid = any (array(
-        select p.ctid from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[])) as c (shard, id) cross join lateral (
-            select h.ctid from commitbox.outbox_deferred h where h.channel = @channel and h.shard = c.shard and h.id = c.id limit 1
+        select p.ctid from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[]), unnest(@message_ids::uuid[])) as c (shard, id, message_id)
+        cross join lateral (
+            select h.ctid from commitbox.outbox_deferred h
+            where h.channel = @channel and h.shard = c.shard and h.id = c.id and h.message_id = c.message_id limit 1
         ) p
     ))
     returning d.id, d.created_at, d.message_id, d.shard, d.channel, d.key, d.topic, d.content_type, d.headers, d.payload
 ), dead as (
-    delete from commitbox.outbox_dead d using u where d.channel = @channel and d.shard = u.shard and d.id = u.id
-    returning d.id, d.created_at, d.message_id, d.shard, d.channel, d.key, d.topic, d.content_type, d.headers, d.payload
+    delete from commitbox.outbox_dead e where e.ctid = any (array(
+        select p.ctid from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[]), unnest(@message_ids::uuid[])) as c (shard, id, message_id)
+        cross join lateral (
+            select h.ctid from commitbox.outbox_dead h
+            where h.channel = @channel and h.shard = c.shard and h.id = c.id and h.message_id = c.message_id limit 1
+        ) p
+    ))
+    returning e.id, e.created_at, e.message_id, e.shard, e.channel, e.key, e.topic, e.content_type, e.headers, e.payload
 ), gone as (
     select hot.id, hot.created_at, hot.message_id, hot.shard, hot.channel, hot.key, hot.topic, hot.content_type, hot.headers, hot.payload from hot
     union all select deferred.id, deferred.created_at, deferred.message_id, deferred.shard, deferred.channel, deferred.key, deferred.topic, deferred.content_type, deferred.headers, deferred.payload from deferred

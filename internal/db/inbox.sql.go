@@ -52,7 +52,7 @@ func (q *Queries) InboxClaim(ctx context.Context, arg InboxClaimParams) (InboxCl
 
 const InboxFailHere = `-- name: InboxFailHere :one
 update commitbox.inbox i
-   set result = null, last_error = $1::text,
+   set result = null, epoch = i.epoch + 1, last_error = $1::text,
        status = case when i.attempts >= $2::integer then 'dead' else 'failed' end,
        finished_at = case when i.attempts >= $2::integer then clock_timestamp() end,
        next_attempt_at = case when i.attempts < $2::integer then clock_timestamp() + commitbox.inbox_backoff(i.attempts, $3::float8, $4::float8) end
@@ -78,7 +78,8 @@ type InboxFailHereRow struct {
 }
 
 // Records a failure in the transaction of the claim, after the handler's own writes were undone: Handle's rollback to
-// its savepoint. The claim has counted the attempt already. Locks: the row, which this transaction has written
+// its savepoint. The claim has counted the attempt already. The epoch rises, so that InboxRecordFailure does not count
+// the same attempt again if its caller has committed this one. Locks: the row, which this transaction has written
 // already. Index: primary key. Two replicas: nobody else can see the row as completed before this commits.
 func (q *Queries) InboxFailHere(ctx context.Context, arg InboxFailHereParams) (InboxFailHereRow, error) {
 	row := q.db.QueryRow(ctx, InboxFailHere,

@@ -58,6 +58,37 @@ func (q *Queries) InboxBury(ctx context.Context, arg InboxBuryParams) (InboxBury
 	return i, err
 }
 
+const InboxLeaveTrace = `-- name: InboxLeaveTrace :execrows
+insert into commitbox.inbox (consumer, message_id, status, last_error, fingerprint, trace_id, next_attempt_at)
+values ($1::text, $2::text, 'failed', $3::text, $4::bytea, $5::text, clock_timestamp())
+on conflict (consumer, message_id) do nothing
+`
+
+type InboxLeaveTraceParams struct {
+	Consumer    string
+	MessageID   string
+	LastError   string
+	Fingerprint []byte
+	TraceID     pgtype.Text
+}
+
+// Leaves a row without an attempt, due at once, before a message runs that has none and that the broker has delivered
+// too often: if the run kills the process, the row says that there was one. No row: there is one already. Locks: follows
+// InboxLock in a transaction. Index: primary key, for the conflict. Two replicas: one inserts.
+func (q *Queries) InboxLeaveTrace(ctx context.Context, arg InboxLeaveTraceParams) (int64, error) {
+	result, err := q.db.Exec(ctx, InboxLeaveTrace,
+		arg.Consumer,
+		arg.MessageID,
+		arg.LastError,
+		arg.Fingerprint,
+		arg.TraceID,
+	)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
+}
+
 const InboxLock = `-- name: InboxLock :exec
 select pg_advisory_xact_lock(commitbox.inbox_lock($1::text, $2::text))
 `
@@ -93,6 +124,8 @@ on conflict (consumer, message_id) do update
        next_attempt_at = case when i.attempts + 1 < $3::integer then clock_timestamp() + commitbox.inbox_backoff(i.attempts + 1, $10::float8, $11::float8) end
  where (i.status = 'failed' or (i.status = 'pending' and i.lease_until <= clock_timestamp()))
    and (i.epoch = $4::bigint or $4::bigint < 0)
+   and (i.fingerprint is null or excluded.fingerprint is null or i.fingerprint = excluded.fingerprint
+     or get_byte(i.fingerprint, 0) <> get_byte(excluded.fingerprint, 0))
 returning i.status, i.attempts, coalesce(extract(epoch from i.next_attempt_at - clock_timestamp()), 0)::float8 as due_in,
     (i.payload is not null)::boolean as payload_kept
 `
@@ -120,8 +153,9 @@ type InboxRecordFailureRow struct {
 
 // Counts a failed attempt after its transaction was rolled back. Nothing back: the row is no longer what the attempt
 // saw (completed, dead, leased, requeued) and stays as it is. A lease that had expired and was taken over by the attempt
-// ends here, and the new epoch fences its holder; if it stayed, the failures of its successors would never count. Locks: follows InboxLock in a transaction, then the row.
-// Index: primary key. Two replicas: attempts are incremented, never set; the epoch keeps a late record from eating an
+// ends here, and the new epoch fences its holder; if it stayed, the failures of its successors would never count. A copy
+// with another fingerprint changes nothing: it would replace the payload of the message that the row is about. Locks:
+// follows InboxLock in a transaction, then the row. Index: primary key. Two replicas: attempts are incremented, never set; the epoch keeps a late record from eating an
 // attempt of a row that was requeued meanwhile. A negative epoch records against whatever epoch the row has. The
 // payload is kept when the message is given up, because then no broker may have it any more.
 func (q *Queries) InboxRecordFailure(ctx context.Context, arg InboxRecordFailureParams) (InboxRecordFailureRow, error) {

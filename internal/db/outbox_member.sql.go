@@ -98,8 +98,8 @@ select c.dead_policy, c.keep_days,
        (select count(*) from commitbox.outbox_relay r where r.channel = c.channel
          and (r.joined_at, r.owner) < (select m.joined_at, m.owner from commitbox.outbox_relay m where m.owner = $1::uuid))::integer as rank,
        exists (select 1 from commitbox.outbox_relay r where r.channel = c.channel and r.lease_until < clock_timestamp()) as expired,
-       (select count(*) from commitbox.outbox_shard s left join commitbox.outbox_relay r on r.owner = s.owner
-         where s.channel = c.channel and r.owner is null)::integer as free
+       (64 - (select count(*) from commitbox.outbox_shard s join commitbox.outbox_relay r on r.owner = s.owner
+         where s.channel = c.channel))::integer as free
 from commitbox.outbox_channel c where c.channel = $2
 `
 
@@ -118,7 +118,7 @@ type LookAroundRow struct {
 }
 
 // The tick, second half: how many relays the channel has, which of them this one is in order of joining, whether any has
-// expired, how many shards nobody owns, and the policy. Plain reads of a few rows and 64; only a hint, since what is
+// expired, how many shards nobody owns (a missing row is one), and the policy. Plain reads of a few rows and 64; only a hint, since what is
 // done about it looks again under the channel's lock.
 func (q *Queries) LookAround(ctx context.Context, arg LookAroundParams) (LookAroundRow, error) {
 	row := q.db.QueryRow(ctx, LookAround, arg.Owner, arg.Channel)

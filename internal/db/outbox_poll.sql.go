@@ -49,31 +49,42 @@ func (q *Queries) BlockedKeys(ctx context.Context, arg BlockedKeysParams) ([]Blo
 }
 
 const DueDeferred = `-- name: DueDeferred :many
-select d.id, d.created_at, d.message_id, d.shard, coalesce(d.key, '')::text as key, d.topic,
-       coalesce(d.content_type, '')::text as content_type, d.headers, d.payload, d.attempts, coalesce(d.last_error, '')::text as last_error
+select y.id, y.created_at, y.message_id, y.shard, coalesce(y.key, '')::text as key, y.topic,
+       coalesce(y.content_type, '')::text as content_type, y.headers, y.payload, y.attempts, coalesce(y.last_error, '')::text as last_error
 from (
-    select b.channel, b.shard, b.key from commitbox.outbox_blocked b
-    where b.channel = $1 and b.shard = any($2::smallint[]) and b.due_at <= statement_timestamp()
-    order by b.due_at limit $3::integer
-) k
-cross join lateral (
-    select f.id, f.created_at, f.message_id, f.shard, f.attempts, f.channel, f.key, f.topic, f.content_type, f.headers, f.payload, f.due_at, f.deferred_at, f.last_error from commitbox.outbox_deferred f
-    where f.channel = k.channel and f.shard = k.shard and f.key = k.key
-    order by f.id limit $4::integer
-) d
-union all
-(select d.id, d.created_at, d.message_id, d.shard, ''::text, d.topic,
-        coalesce(d.content_type, '')::text, d.headers, d.payload, d.attempts, coalesce(d.last_error, '')::text
- from commitbox.outbox_deferred d
- where d.channel = $1 and d.shard = any($2::smallint[]) and d.key is null and d.due_at <= statement_timestamp()
- order by d.due_at limit $3::integer)
+    select x.id, x.created_at, x.message_id, x.shard, x.key, x.topic, x.content_type, x.headers, x.payload, x.attempts, x.last_error,
+           sum(octet_length(x.payload)) over (order by x.n, x.shard, x.id rows between unbounded preceding and 1 preceding) as before
+    from (
+        select d.id, d.created_at, d.message_id, d.shard, d.key, d.topic, d.content_type, d.headers, d.payload, d.attempts, d.last_error, d.n
+        from (
+            select b.channel, b.shard, b.key from commitbox.outbox_blocked b
+            where b.channel = $1 and b.shard = any($2::smallint[]) and b.due_at <= statement_timestamp()
+            order by b.due_at limit $3::integer
+        ) k
+        cross join lateral (
+            select f.id, f.created_at, f.message_id, f.shard, f.key, f.topic, f.content_type, f.headers, f.payload, f.attempts, f.last_error,
+                   row_number() over (order by f.id) as n
+            from commitbox.outbox_deferred f
+            where f.channel = k.channel and f.shard = k.shard and f.key = k.key
+            order by f.id limit $4::integer
+        ) d
+        union all
+        (select d.id, d.created_at, d.message_id, d.shard, d.key, d.topic, d.content_type, d.headers, d.payload, d.attempts, d.last_error, 1
+         from commitbox.outbox_deferred d
+         where d.channel = $1 and d.shard = any($2::smallint[]) and d.key is null and d.due_at <= statement_timestamp()
+         order by d.due_at limit $3::integer)
+    ) x
+) y
+where coalesce(y.before, 0) < $5::bigint
+order by y.shard, y.id
 `
 
 type DueDeferredParams struct {
-	Channel  string
-	Shards   []int16
-	KeyLimit int32
-	PerKey   int32
+	Channel   string
+	Shards    []int16
+	KeyLimit  int32
+	PerKey    int32
+	ByteLimit int64
 }
 
 type DueDeferredRow struct {
@@ -92,14 +103,16 @@ type DueDeferredRow struct {
 
 // Blocked keys whose time has come, oldest first, each with its first messages in order; and due messages without a
 // key. Plain reads by (channel, shard, due_at) and (channel, shard, key, id); statement_timestamp(), because
-// clock_timestamp() is never an index condition. Deferred rows belong to the owner of the shard, so nobody else takes
-// them; what he does with them is fenced.
+// clock_timestamp() is never an index condition. The running sum bounds the bytes, cutting every key at a prefix; a first
+// message larger than the bound still comes. Deferred rows belong to the owner of the shard, so nobody else takes them;
+// what he does with them is fenced.
 func (q *Queries) DueDeferred(ctx context.Context, arg DueDeferredParams) ([]DueDeferredRow, error) {
 	rows, err := q.db.Query(ctx, DueDeferred,
 		arg.Channel,
 		arg.Shards,
 		arg.KeyLimit,
 		arg.PerKey,
+		arg.ByteLimit,
 	)
 	if err != nil {
 		return nil, err

@@ -135,26 +135,34 @@ func (q *Queries) DeferMessages(ctx context.Context, arg DeferMessagesParams) (i
 const DeleteConfirmed = `-- name: DeleteConfirmed :execrows
 delete from commitbox.outbox_message o
 where o.ctid = any (array(
-    select m.ctid from rows from (unnest($1::smallint[]), unnest($2::bigint[])) as c (shard, id)
+    select m.ctid from rows from (unnest($1::smallint[]), unnest($2::bigint[]), unnest($3::uuid[])) as c (shard, id, message_id)
     cross join lateral (
-        select h.ctid from commitbox.outbox_message h where h.channel = $3 and h.shard = c.shard and h.id = c.id limit 1
+        select h.ctid from commitbox.outbox_message h
+        where h.channel = $4 and h.shard = c.shard and h.id = c.id and h.message_id = c.message_id limit 1
     ) m
 ))
 `
 
 type DeleteConfirmedParams struct {
-	Shards  []int16
-	Ids     []int64
-	Channel string
+	Shards     []int16
+	Ids        []int64
+	MessageIds []pgtype.UUID
+	Channel    string
 }
 
-// Removes messages that the broker confirmed. Not fenced: that it was confirmed is true whoever says it. One probe of the
-// primary key for each, then a scan by ctid: joined to the ids, the planner takes a hash join over the whole channel, dead
-// rows included, while the table has no statistics. Rows in hot are never updated, so a ctid stays that of its message for
-// as long as the statement sees it. Row locks of one statement, taken by nobody else. 0 or 1 row each; a shortfall means
-// that a later owner moved the row.
+// Removes messages that the broker confirmed. Not fenced: that it was confirmed is true whoever says it. Their ids are
+// compared: a server that lost commits draws positions again, for other messages. One probe of the primary key for each, then
+// a scan by ctid: joined to the positions, the planner takes a hash join over the whole channel, dead rows included, while
+// the table has no statistics. Rows in hot are never updated, so a ctid stays that of its message for as long as the
+// statement sees it. Row locks of one statement, taken by nobody else. 0 or 1 row each; a shortfall means that a later
+// owner moved the row.
 func (q *Queries) DeleteConfirmed(ctx context.Context, arg DeleteConfirmedParams) (int64, error) {
-	result, err := q.db.Exec(ctx, DeleteConfirmed, arg.Shards, arg.Ids, arg.Channel)
+	result, err := q.db.Exec(ctx, DeleteConfirmed,
+		arg.Shards,
+		arg.Ids,
+		arg.MessageIds,
+		arg.Channel,
+	)
 	if err != nil {
 		return 0, err
 	}
@@ -163,19 +171,30 @@ func (q *Queries) DeleteConfirmed(ctx context.Context, arg DeleteConfirmedParams
 
 const DeleteConfirmedDead = `-- name: DeleteConfirmedDead :execrows
 delete from commitbox.outbox_dead o
-using rows from (unnest($1::smallint[]), unnest($2::bigint[])) as c (shard, id)
-where o.channel = $3 and o.shard = c.shard and o.id = c.id
+where o.ctid = any (array(
+    select m.ctid from rows from (unnest($1::smallint[]), unnest($2::bigint[]), unnest($3::uuid[])) as c (shard, id, message_id)
+    cross join lateral (
+        select h.ctid from commitbox.outbox_dead h
+        where h.channel = $4 and h.shard = c.shard and h.id = c.id and h.message_id = c.message_id limit 1
+    ) m
+))
 `
 
 type DeleteConfirmedDeadParams struct {
-	Shards  []int16
-	Ids     []int64
-	Channel string
+	Shards     []int16
+	Ids        []int64
+	MessageIds []pgtype.UUID
+	Channel    string
 }
 
 // The same for confirmed messages that were declared dead meanwhile.
 func (q *Queries) DeleteConfirmedDead(ctx context.Context, arg DeleteConfirmedDeadParams) (int64, error) {
-	result, err := q.db.Exec(ctx, DeleteConfirmedDead, arg.Shards, arg.Ids, arg.Channel)
+	result, err := q.db.Exec(ctx, DeleteConfirmedDead,
+		arg.Shards,
+		arg.Ids,
+		arg.MessageIds,
+		arg.Channel,
+	)
 	if err != nil {
 		return 0, err
 	}
@@ -185,22 +204,29 @@ func (q *Queries) DeleteConfirmedDead(ctx context.Context, arg DeleteConfirmedDe
 const DeleteConfirmedDeferred = `-- name: DeleteConfirmedDeferred :execrows
 delete from commitbox.outbox_deferred o
 where o.ctid = any (array(
-    select m.ctid from rows from (unnest($1::smallint[]), unnest($2::bigint[])) as c (shard, id)
+    select m.ctid from rows from (unnest($1::smallint[]), unnest($2::bigint[]), unnest($3::uuid[])) as c (shard, id, message_id)
     cross join lateral (
-        select h.ctid from commitbox.outbox_deferred h where h.channel = $3 and h.shard = c.shard and h.id = c.id limit 1
+        select h.ctid from commitbox.outbox_deferred h
+        where h.channel = $4 and h.shard = c.shard and h.id = c.id and h.message_id = c.message_id limit 1
     ) m
 ))
 `
 
 type DeleteConfirmedDeferredParams struct {
-	Shards  []int16
-	Ids     []int64
-	Channel string
+	Shards     []int16
+	Ids        []int64
+	MessageIds []pgtype.UUID
+	Channel    string
 }
 
 // The same for messages published straight from deferred, and for confirmed ones that were moved there meanwhile.
 func (q *Queries) DeleteConfirmedDeferred(ctx context.Context, arg DeleteConfirmedDeferredParams) (int64, error) {
-	result, err := q.db.Exec(ctx, DeleteConfirmedDeferred, arg.Shards, arg.Ids, arg.Channel)
+	result, err := q.db.Exec(ctx, DeleteConfirmedDeferred,
+		arg.Shards,
+		arg.Ids,
+		arg.MessageIds,
+		arg.Channel,
+	)
 	if err != nil {
 		return 0, err
 	}
@@ -209,9 +235,11 @@ func (q *Queries) DeleteConfirmedDeferred(ctx context.Context, arg DeleteConfirm
 
 const FailDeferred = `-- name: FailDeferred :execrows
 update commitbox.outbox_deferred d
-set attempts = d.attempts + 1, last_error = u.error,
+set attempts = d.attempts + u.spent, last_error = case when u.spent > 0 then u.error else d.last_error end,
     due_at = case when d.key is null then clock_timestamp() + make_interval(secs => u.delay) end
-from rows from (unnest($2::smallint[]), unnest($3::bigint[]), unnest($4::text[]), unnest($5::float8[])) as u (shard, id, error, delay)
+from rows from (
+    unnest($2::smallint[]), unnest($3::bigint[]), unnest($4::integer[]), unnest($5::text[]), unnest($6::float8[])
+) as u (shard, id, spent, error, delay)
 where d.channel = $1 and d.shard = u.shard and d.id = u.id
 `
 
@@ -219,16 +247,19 @@ type FailDeferredParams struct {
 	Channel string
 	Shards  []int16
 	Ids     []int64
+	Spent   []int32
 	Errors  []string
 	Delays  []float64
 }
 
-// Counts a further failure of deferred messages and sets the time of those without a key. After the fence. Primary key.
+// Counts a further failure of deferred messages, or only sets their error and time where nothing was spent (0). After the
+// fence. Primary key.
 func (q *Queries) FailDeferred(ctx context.Context, arg FailDeferredParams) (int64, error) {
 	result, err := q.db.Exec(ctx, FailDeferred,
 		arg.Channel,
 		arg.Shards,
 		arg.Ids,
+		arg.Spent,
 		arg.Errors,
 		arg.Delays,
 	)
