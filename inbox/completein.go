@@ -15,8 +15,10 @@ import (
 // the message is completed with fn's writes, or neither. It returns what a replay will return.
 //
 // A lost lease is ErrLeaseLost and fn does not run. If fn fails, its writes are rolled back, its error is returned and
-// the lease is as it was: go on with it, or call Fail. fn runs again after a serialization failure or a deadlock. The
-// rules for tx are those of [Process].
+// the lease is as it was: go on with it, or call Fail. fn runs again after a serialization failure or a deadlock. If fn
+// ends the transaction in another way than by returning, the error is ErrTxEnded and the lease has ended. Work that this
+// lease has completed already is not run again; its stored result is returned. While the transaction is open, its lock on
+// the row is the lease, and no time limits it. The rules for tx are those of [Process].
 func CompleteIn[R any](ctx context.Context, lease *Lease, fn func(ctx context.Context, tx pgx.Tx) (R, error)) (R, error) {
 	var value R
 	if fn == nil {
@@ -31,6 +33,10 @@ func CompleteIn[R any](ctx context.Context, lease *Lease, fn func(ctx context.Co
 	}
 	for conflicts := 0; ; conflicts++ {
 		err := lease.completeOnce(ctx, run)
+		if errors.Is(err, errCompleted) {
+			value, _, err = IsCompleted[R](ctx, lease.box, lease.msg.ID)
+			return value, err
+		}
 		if !conflict(err) || conflicts == conflictsMax {
 			return value, err
 		}
@@ -41,31 +47,58 @@ func CompleteIn[R any](ctx context.Context, lease *Lease, fn func(ctx context.Co
 	}
 }
 
+// errCompleted says that this lease has completed the message before.
+var errCompleted = errors.New("the lease has completed the message")
+
 func (l *Lease) completeOnce(ctx context.Context, run handler) error {
 	conn, err := l.box.pool.Acquire(ctx)
 	if err != nil {
 		return l.unavailable(err)
 	}
 	defer conn.Release()
-	defer rollback(ctx, conn.Conn())
+	l.term.lock()
+	defer func() {
+		rollback(ctx, conn.Conn())
+		l.term.unlock()
+		l.reclaim(ctx, conn.Conn())
+	}()
 	tx, err := l.guard(ctx, conn)
 	if err != nil {
 		return err
 	}
-	owned := &ownedTx{tx: tx}
-	defer owned.ended.Store(true)
-	stored, err := run(ctx, owned)
-	owned.ended.Store(true)
-	if err == nil {
-		err = leftBehind(conn.Conn())
+	stored, err := l.runIn(ctx, conn.Conn(), tx, run)
+	if errors.Is(err, ErrTxEnded) {
+		l.end(errLeaseEnded) // half of the work may be committed: nobody goes on with it
 	}
 	if err != nil {
 		return err
 	}
-	w := &work{box: l.box, msg: &l.msg, conn: conn, tx: tx}
-	commitCtx, cancel := detached(ctx)
+	return l.commit(ctx, conn, stored)
+}
+
+// runIn calls the handler, and says what it did to its transaction.
+func (l *Lease) runIn(ctx context.Context, conn *pgx.Conn, tx pgx.Tx, run handler) ([]byte, error) {
+	owned := &ownedTx{tx: tx}
+	defer owned.ended.Store(true)
+	ctx, leave := l.box.enter(ctx, []ID{l.msg.ID}, conn, l.box.pool)
+	defer leave()
+	stored, err := run(ctx, owned)
+	err = sound(err)
+	switch {
+	case err == nil:
+		err = leftBehind(conn)
+	case stateOf(conn) == stateIdle && !errors.Is(err, ErrTxEnded):
+		err = errors.Join(ErrTxEnded, err)
+	}
+	return stored, err
+}
+
+// commit stores the result and commits, in one round trip.
+func (l *Lease) commit(ctx context.Context, conn *pgxpool.Conn, stored []byte) error {
+	ctx, cancel := detached(ctx)
 	defer cancel()
-	tag, err := w.sendCommit(commitCtx, conn.Conn(), stored)
+	w := &work{box: l.box, msg: &l.msg}
+	tag, err := w.sendCommit(ctx, conn.Conn(), stored)
 	switch {
 	case err == nil && tag.String() == "COMMIT":
 		l.done()
@@ -73,7 +106,7 @@ func (l *Lease) completeOnce(ctx context.Context, run handler) error {
 	case err == nil:
 		return pgx.ErrTxCommitRollback
 	case stateOf(conn.Conn()) == stateClosed:
-		return l.findOut(commitCtx, err)
+		return l.findOut(ctx, err)
 	}
 	return err
 }
@@ -89,7 +122,7 @@ func (l *Lease) guard(ctx context.Context, conn *pgxpool.Conn) (pgx.Tx, error) {
 	if n > 0 {
 		return tx, nil
 	}
-	row, err := l.queries(tx).InboxHeld(ctx, l.position())
+	row, err := l.held(ctx, tx)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil, l.lost()
@@ -97,6 +130,9 @@ func (l *Lease) guard(ctx context.Context, conn *pgxpool.Conn) (pgx.Tx, error) {
 		return nil, l.unavailable(err)
 	case row.Status == statusPending && row.Same:
 		return nil, l.unavailable(errRowLocked)
+	case row.Status == statusCompleted:
+		l.done()
+		return nil, errCompleted
 	}
 	return nil, l.lost()
 }
@@ -105,7 +141,7 @@ func (l *Lease) guard(ctx context.Context, conn *pgxpool.Conn) (pgx.Tx, error) {
 // open.
 func (l *Lease) findOut(ctx context.Context, cause error) error {
 	for wait := newPoll(cleanupTimeout); ; {
-		row, err := l.held(ctx)
+		row, err := l.held(ctx, l.box.pool)
 		switch {
 		case errors.Is(err, pgx.ErrNoRows):
 			return l.lost()
@@ -113,7 +149,7 @@ func (l *Lease) findOut(ctx context.Context, cause error) error {
 			l.done()
 			return nil
 		}
-		if n, err := l.touch(ctx); err == nil && n > 0 {
+		if n, err := l.touch(ctx, l.box.pool); err == nil && n > 0 {
 			return l.unavailable(cause)
 		}
 		if !wait.next(ctx) {

@@ -53,7 +53,8 @@ type Config struct {
 
 // Box is an inbox in one database. It is safe for concurrent use and has nothing to close: it uses the caller's pool.
 type Box struct {
-	pool *pgxpool.Pool
+	pool     *pgxpool.Pool
+	renewals renewals
 	settings
 }
 

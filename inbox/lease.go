@@ -3,7 +3,6 @@ package inbox
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -19,7 +18,9 @@ import (
 // Release; one of these must be called. Every write carries the lease's epoch and token, so that a holder whose lease was
 // taken over can change nothing.
 //
-// It is safe for concurrent use. What is not promised: that no other holder works at the same time. A process that stops
+// It is safe for concurrent use. Its context (Bind) ends before the lease can have expired, unless it is renewed; the
+// renewals have up to two connections of their own, beside the box's pool, from the first renewal until the box's last
+// lease has ended. What is not promised: that no other holder works at the same time. A process that stops
 // for longer than the lease and then goes on works beside its successor until it asks the database; pass the message's
 // id on to services that can recognise a repeat, and use [Step].
 type Lease struct {
@@ -34,6 +35,9 @@ type Lease struct {
 	stop      context.CancelCauseFunc
 	completed atomic.Bool   // confirmed
 	halted    chan struct{} // closed when the renewing goroutine has returned
+
+	term  term
+	steps named
 }
 
 // Acquire takes the lease of a message, and keeps its payload in the row if it has one, so that [Resume] can go on with
@@ -83,7 +87,11 @@ func (b *Box) tryAcquire(ctx context.Context, msg Message, token pgtype.UUID) (*
 		if err != nil {
 			return nil, unavailable(err)
 		}
-		if v, next := b.decide(seen, msg.Fingerprint); next == stepAnswer && !errors.Is(v.err, errLeased) {
+		seen.HasSteps = false // a lease goes on behind them
+		switch v, next := b.decide(seen, msg.Fingerprint); {
+		case next == stepBury:
+			return nil, b.afterLimit(ctx, &msg, seen.Epoch)
+		case next == stepAnswer && !errors.Is(v.err, errLeased):
 			return nil, v
 		}
 	}
@@ -117,7 +125,8 @@ func (b *Box) persist(ctx context.Context, request func() error) error {
 func (b *Box) newLease(msg Message, token pgtype.UUID, row db.InboxAcquireRow, asked time.Time) *Lease {
 	l := &Lease{box: b, msg: msg, token: token, epoch: row.Epoch, born: row.ReceivedAt, attempt: int(row.Attempts), halted: make(chan struct{})}
 	l.ctx, l.stop = context.WithCancelCause(context.Background())
-	go l.renew(asked)
+	l.term.extend(asked, b.LeaseFor)
+	go l.renew()
 	return l
 }
 
@@ -142,53 +151,11 @@ func (l *Lease) Bind(ctx context.Context) (context.Context, context.CancelFunc) 
 	}
 }
 
-// renew moves the lease's end, until the lease ends or is lost. A store that does not answer is asked more often; when
-// the lease may have expired, it counts as lost, by the clock that ran since the last good request was sent.
-func (l *Lease) renew(asked time.Time) {
-	defer close(l.halted)
-	period := l.box.LeaseFor / 3
-	for pause := period; sleep(l.ctx, pause); {
-		sent := time.Now()
-		held, err := l.sendRenew()
-		switch {
-		case err == nil && !held:
-			l.stop(ErrLeaseLost)
-		case err == nil:
-			asked, pause = sent, period
-		case time.Since(asked) >= l.box.LeaseFor:
-			l.stop(fmt.Errorf("%w: it could not be renewed in time: %w", ErrLeaseLost, err))
-		default:
-			pause = period / 4
-		}
-	}
-}
-
-func (l *Lease) sendRenew() (held bool, err error) {
-	ctx, cancel := context.WithTimeout(l.ctx, l.box.LeaseFor/3)
-	defer cancel()
-	n, err := l.touch(ctx)
-	if err != nil || n > 0 {
-		return n > 0, err
-	}
-	row, err := l.held(ctx)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return false, nil
-	}
-	return row.Status == statusPending && row.Same, err
-}
-
 func (l *Lease) queries(on db.DBTX) *db.Queries { return db.New(l.box.schema.On(on)) }
 
-// touch moves the end of the lease, and returns 0 if it is lost or its row is locked.
-func (l *Lease) touch(ctx context.Context) (int64, error) {
-	return l.queries(l.box.pool).InboxRenew(ctx, db.InboxRenewParams{
-		Consumer: l.msg.ID.Consumer, MessageID: l.msg.ID.Message, Epoch: l.epoch, Token: l.token, LeaseSeconds: l.box.LeaseFor.Seconds(),
-	})
-}
-
 // held reads what became of the lease.
-func (l *Lease) held(ctx context.Context) (db.InboxHeldRow, error) {
-	return l.queries(l.box.pool).InboxHeld(ctx, l.position())
+func (l *Lease) held(ctx context.Context, on db.DBTX) (db.InboxHeldRow, error) {
+	return l.queries(on).InboxHeld(ctx, l.position())
 }
 
 func (l *Lease) position() db.InboxHeldParams {

@@ -28,6 +28,7 @@ func ProcessLeased[R any](ctx context.Context, box *Box, msg Message, fn func(ct
 
 // underLease runs fn and ends the lease, whichever way fn ends.
 func underLease[R any](ctx context.Context, lease *Lease, fn func(context.Context, *Lease) (R, error)) (value R, v verdict) {
+	defer lease.end(errLeaseEnded) // what could not be ended at the store runs out
 	returned := false
 	defer func() {
 		if !returned { // runtime.Goexit: nobody waits for the answer
@@ -38,12 +39,12 @@ func underLease[R any](ctx context.Context, lease *Lease, fn func(context.Contex
 	defer cancel()
 	_, err := recovered(func() (_ []byte, err error) {
 		value, err = fn(bound, lease)
+		if err == nil && !lease.completed.Load() {
+			value, err = Complete(ctx, lease, value)
+		}
 		return nil, err
 	})
 	returned = true
-	if err == nil && !lease.completed.Load() {
-		value, err = Complete(ctx, lease, value)
-	}
 	if err != nil {
 		return value, lease.giveUp(ctx, err)
 	}
@@ -55,14 +56,15 @@ func (l *Lease) giveUp(ctx context.Context, cause error) verdict {
 	v := verdict{outcome: Unavailable, attempt: l.attempt, err: cause}
 	var e *Error
 	switch {
+	case errors.Is(cause, ErrTxEnded): // a person has to look, and the row stays as it is
+		v.outcome, v.seen = Failed, &l.epoch
 	case l.completed.Load(): // and then fn failed
 		v.outcome = Executed
 	case errors.Is(cause, ErrLeaseLost):
 		l.end(ErrLeaseLost)
 		v.outcome = InProgress
 	case errors.As(cause, &e) && e.ID == l.msg.ID && e.Outcome == Unknown:
-		l.end(errLeaseEnded) // it may be completed; if not, it runs out
-		v.outcome = Unknown
+		v.outcome = Unknown // it may be completed
 	case transient(cause), errors.Is(cause, ErrUnavailable), errors.Is(ctx.Err(), context.Canceled):
 		if err := l.Release(ctx); err != nil {
 			v.err = errors.Join(cause, err)
@@ -79,9 +81,6 @@ func (l *Lease) failed(ctx context.Context, cause error) verdict {
 	var e *Error
 	if !errors.As(err, &e) {
 		return unavailable(err)
-	}
-	if e.Outcome == Unavailable {
-		l.end(errLeaseEnded) // it runs out
 	}
 	return verdict{outcome: e.Outcome, attempt: e.Attempt, after: e.RetryAfter, payloadKept: e.PayloadKept, err: e.Err, seen: e.seen}
 }

@@ -62,7 +62,7 @@ func (l *Lease) settle(ctx context.Context, send func() error, own ...string) (*
 		if !errors.Is(err, pgx.ErrNoRows) {
 			return nil, l.unavailable(err)
 		}
-		row, err := l.held(ctx)
+		row, err := l.held(ctx, l.box.pool)
 		switch {
 		case err != nil && !errors.Is(err, pgx.ErrNoRows):
 			return nil, l.unavailable(err)
@@ -86,11 +86,13 @@ var errRowLocked = errors.New("another transaction holds the message's row; if i
 func (l *Lease) Fail(ctx context.Context, cause error) error {
 	ctx, cancel := detached(ctx)
 	defer cancel()
+	cause = sound(cause)
+	text, limit := describe(cause), l.box.limitFor(cause)
 	var row db.InboxLeaseFailRow
 	seen, err := l.settle(ctx, func() (err error) {
 		row, err = l.queries(l.box.pool).InboxLeaseFail(ctx, db.InboxLeaseFailParams{
-			Consumer: l.msg.ID.Consumer, MessageID: l.msg.ID.Message, Epoch: l.epoch, Token: l.token, LastError: describe(cause),
-			MaxAttempts: l.box.limitFor(cause), BackoffBase: l.box.BackoffBase.Seconds(), BackoffMax: l.box.BackoffMax.Seconds(),
+			Consumer: l.msg.ID.Consumer, MessageID: l.msg.ID.Message, Epoch: l.epoch, Token: l.token, LastError: text,
+			MaxAttempts: limit, BackoffBase: l.box.BackoffBase.Seconds(), BackoffMax: l.box.BackoffMax.Seconds(),
 		})
 		return err
 	}, statusFailed, statusDead)

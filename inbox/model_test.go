@@ -52,8 +52,10 @@ func (r *row) claim() string {
 // acquire is what a claim of a lease answers, or "run".
 func (r *row) acquire() string {
 	switch {
-	case r.status == "", r.status == "completed", r.status == "dead", r.status == "failed" && !r.due:
+	case r.status == "", r.status == "completed", r.status == "dead":
 		return r.claim()
+	case r.status == "failed" && !r.due:
+		return "not_due"
 	case r.status == "pending" && r.live:
 		return "in_progress"
 	case r.attempts >= modelAttempts:

@@ -3,6 +3,7 @@ package inbox
 import (
 	"context"
 	"errors"
+	"sync"
 
 	"github.com/jackc/pgx/v5"
 
@@ -19,6 +20,8 @@ const stepNameLenMax = 200
 // ErrLeaseLost says that the lease was taken over: found before fn ran, fn did not run; found after it, fn ran and its
 // result is not stored. An error of fn is returned and nothing is stored.
 //
+// One call of a name runs at a time; another one waits for its end and gets the stored result, or runs if there is none.
+//
 // What is not promised: a crash between fn and the store runs fn again under the next lease. What must not happen twice
 // needs a key that the other side recognises; the message's id is one.
 func Step[R any](ctx context.Context, lease *Lease, name string, fn func(ctx context.Context) (R, error)) (R, error) {
@@ -30,6 +33,11 @@ func Step[R any](ctx context.Context, lease *Lease, name string, fn func(ctx con
 	if err != nil {
 		return none, err
 	}
+	leave, err := lease.steps.enter(ctx, name)
+	if err != nil {
+		return none, err
+	}
+	defer leave()
 	row, err := lease.lookStep(ctx, name)
 	switch {
 	case err != nil:
@@ -85,4 +93,30 @@ func (l *Lease) storeStep(ctx context.Context, name string, stored []byte) error
 		return l.lost()
 	}
 	return err
+}
+
+// named lets one caller in at a time for each name.
+type named struct {
+	mu    sync.Mutex
+	gates map[string]chan struct{}
+}
+
+// enter waits for its turn until ctx ends, whose cause it then returns.
+func (n *named) enter(ctx context.Context, name string) (leave func(), err error) {
+	n.mu.Lock()
+	if n.gates == nil {
+		n.gates = map[string]chan struct{}{}
+	}
+	gate := n.gates[name]
+	if gate == nil {
+		gate = make(chan struct{}, 1)
+		n.gates[name] = gate
+	}
+	n.mu.Unlock()
+	select {
+	case gate <- struct{}{}:
+		return func() { <-gate }, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 }
