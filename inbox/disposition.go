@@ -2,6 +2,7 @@ package inbox
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/commitbox/commitbox"
@@ -39,27 +40,28 @@ const retryDefault = time.Second
 // [Process]. Every consumer follows it. An ack after Handle presumes that the transaction committed.
 //
 // A nil error is acked. A message in progress is never acked. A dead one is dead-lettered at the broker, unless its row
-// holds the payload. An error that this package does not know is retried: it is the caller's, and nothing says that the
+// holds the payload. Of errors of several messages in one chain, where a handler handles another message, the outermost
+// decides. An error that this package does not know is retried: it is the caller's, and nothing says that the
 // message was handled.
 func Disposition(err error) Action {
 	if err == nil {
 		return Action{Verdict: Ack}
-	}
-	if errors.Is(err, ErrTxEnded) {
-		return Action{Verdict: DeadLetter}
 	}
 	var e *Error
 	if errors.As(err, &e) {
 		return e.disposition()
 	}
 	var input *commitbox.InputError
-	if errors.As(err, &input) {
+	if errors.As(err, &input) || errors.Is(err, ErrTxEnded) {
 		return Action{Verdict: DeadLetter}
 	}
 	return Action{Verdict: Retry, After: retryDefault}
 }
 
 func (e *Error) disposition() Action {
+	if endedTx(e, e.ID) {
+		return Action{Verdict: DeadLetter}
+	}
 	switch e.Outcome {
 	case Executed, Replayed:
 		return Action{Verdict: Ack}
@@ -84,7 +86,25 @@ func (e *Error) disposition() Action {
 func Retryable(err error) bool {
 	var e *Error
 	if errors.As(err, &e) {
-		return e.disposition().Verdict == Retry && !errors.Is(err, ErrTxEnded)
+		return e.disposition().Verdict == Retry
 	}
 	return transient(err)
+}
+
+// endedTx says that the handler of this message ended its transaction, and not only that of another message which it
+// handled in turn.
+func endedTx(err error, id ID) bool {
+	if e, ok := err.(*Error); err == nil || ok && e.ID != id {
+		return false
+	}
+	if err == ErrTxEnded {
+		return true
+	}
+	switch wrapper := err.(type) {
+	case interface{ Unwrap() error }:
+		return endedTx(wrapper.Unwrap(), id)
+	case interface{ Unwrap() []error }:
+		return slices.ContainsFunc(wrapper.Unwrap(), func(err error) bool { return endedTx(err, id) })
+	}
+	return false
 }

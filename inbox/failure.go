@@ -17,10 +17,7 @@ import (
 // lockWait bounds how long a failure record waits for a copy that is running.
 const lockWait = 2 * time.Second
 
-var (
-	errLeased     = errors.New("lease mode began it and only lease mode can go on with it: the consumer changed its mode with leases open")
-	errDeliveries = errors.New("delivered more often than Config.MaxDeliveries allows without a recorded end")
-)
+var errLeased = errors.New("lease mode began it and only lease mode can go on with it: the consumer changed its mode with leases open")
 
 // anyEpoch records a failure whatever the row's epoch is.
 const anyEpoch = -1
@@ -33,7 +30,7 @@ const anyEpoch = -1
 // It returns what is to be given to [Disposition]: an [*Error] with the state after the record, or nil if another
 // worker has completed the message meanwhile. An error that is no failure of the handler (in progress, not due, the
 // store's state) is returned as it is and nothing is recorded. A row that was requeued or decided after the attempt
-// began is left alone.
+// began is left alone, and so is one that has the failure already, because Handle's transaction was committed after all.
 func RecordFailure(ctx context.Context, box *Box, msg Message, err error) error {
 	if err == nil {
 		return &commitbox.InputError{Field: "err", Problem: "is nil"}
@@ -45,7 +42,7 @@ func RecordFailure(ctx context.Context, box *Box, msg Message, err error) error 
 	epoch := int64(anyEpoch)
 	var e *Error
 	if errors.As(err, &e) && e.ID == msg.ID {
-		if e.seen == nil || errors.Is(err, ErrTxEnded) {
+		if e.seen == nil || endedTx(e, msg.ID) {
 			return err
 		}
 		epoch, err = *e.seen, e.Err

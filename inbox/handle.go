@@ -17,7 +17,9 @@ import (
 type Option func(*handling)
 
 // NoSavepoint saves one round trip. A failure can then not be recorded in the transaction, and the transaction is made
-// unusable, so that the handler's partial writes cannot be committed.
+// unusable, so that the handler's partial writes cannot be committed. Not promised: a handler that rolls back to a
+// savepoint of the caller's, from before Handle, takes the message's row away, and what it writes afterwards can be
+// committed without it. With the savepoint of Handle, that is a failure.
 func NoSavepoint() Option { return func(h *handling) { h.savepoint = false } }
 
 // WithFingerprint sets what Message.Fingerprint is for [Process].
@@ -269,7 +271,7 @@ func (h *handling) undo(handlerCtx context.Context, got *claim, cause error) ver
 	defer cancel()
 	v := verdict{outcome: Failed, attempt: got.attempt, err: cause, seen: &got.seen}
 	if errors.Is(h.state(ctx), ErrTxEnded) {
-		if !errors.Is(cause, ErrTxEnded) {
+		if !endedTx(cause, h.msg.ID) {
 			v.err = errors.Join(ErrTxEnded, cause)
 		}
 		return v

@@ -72,9 +72,15 @@ func (b *Box) process(ctx context.Context, m *Message, run handler) verdict {
 	if b.isNested(ctx, m.ID, b.pool) {
 		return verdict{outcome: InProgress, err: ErrNested}
 	}
-	wait, conflicts := newPoll(b.Wait), 0
+	wait, conflicts, over := newPoll(b.Wait), 0, m.Delivery > b.MaxDeliveries
 	for {
-		v := b.attempt(ctx, m, run)
+		var v verdict
+		if over {
+			v, over = b.overdelivered(ctx, m)
+		}
+		if !over {
+			v = b.attempt(ctx, m, run)
+		}
 		switch {
 		case v.lost:
 			return b.findOut(ctx, m, run, v.err)
@@ -109,9 +115,6 @@ func (b *Box) attempt(ctx context.Context, m *Message, run handler) verdict {
 		return unavailable(err)
 	}
 	defer conn.Release()
-	if m.Delivery > b.MaxDeliveries {
-		return b.overdelivered(ctx, conn, m)
-	}
 	tx, got, v := b.open(ctx, conn, m)
 	if got == nil {
 		return v
@@ -156,19 +159,6 @@ func (b *Box) open(ctx context.Context, conn *pgxpool.Conn, m *Message) (pgx.Tx,
 		takeover, epoch = next == stepTakeover, row.Epoch
 	}
 	return nil, nil, verdict{outcome: InProgress}
-}
-
-// overdelivered answers a message that the broker has delivered too often without running it.
-func (b *Box) overdelivered(ctx context.Context, conn *pgxpool.Conn, m *Message) verdict {
-	row, err := b.look(ctx, pipe{on: conn.Conn()}, m.ID)
-	if err != nil {
-		return unavailable(err)
-	}
-	if v, next := b.decide(row, m.Fingerprint); next == stepAnswer && v.outcome != NotDue {
-		return v
-	}
-	conn.Release() // the record takes a connection of its own
-	return b.afterFailure(ctx, m, row.Epoch, errDeliveries)
 }
 
 // rollback ends a transaction of the library's own. If it fails, the pool closes the connection.
@@ -246,7 +236,7 @@ func (w *work) fail(ctx context.Context, cause error) verdict {
 	conn := w.conn.Conn()
 	state := stateOf(conn)
 	if state == stateIdle {
-		if !errors.Is(cause, ErrTxEnded) {
+		if !endedTx(cause, w.msg.ID) {
 			cause = errors.Join(ErrTxEnded, cause)
 		}
 		return verdict{outcome: Failed, attempt: w.attempt, err: cause, seen: &w.seen}

@@ -165,7 +165,20 @@ func TestF17_DeliveryIsTheSecondLimit(t *testing.T) {
 	w := newWorld(t)
 	box := w.box(inbox.Config{MaxAttempts: 2, MaxDeliveries: 5})
 	msg := inbox.Message{ID: anID, Payload: []byte("p"), Delivery: 6}
-	_, err := inbox.Process(t.Context(), box, msg, effect(anID))
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err := inbox.Process(ctx, box, msg, func(ctx context.Context, _ pgx.Tx) (inbox.Void, error) {
+		cancel() // a run that leaves no recorded end, as that of a process that dies
+		return inbox.Void{}, ctx.Err()
+	})
+	if !errors.Is(err, inbox.ErrUnavailable) {
+		t.Errorf("the run: %v", err)
+	}
+	w.wantRow(anID, "failed", 0)
+	if _, err := inbox.Process(t.Context(), box, msg, effect(anID)); !errors.Is(err, inbox.ErrInProgress) {
+		t.Errorf("a copy right after the row was left: %v", err)
+	}
+	w.exec(`update commitbox.inbox set next_attempt_at = next_attempt_at - interval '3 seconds'`)
+	_, err = inbox.Process(t.Context(), box, msg, effect(anID))
 	var e *inbox.Error
 	if !errors.Is(err, inbox.ErrDead) || !errors.As(err, &e) || !e.PayloadKept {
 		t.Errorf("got %v", err)
@@ -180,6 +193,46 @@ func TestF17_DeliveryIsTheSecondLimit(t *testing.T) {
 	if res, err := inbox.Process(t.Context(), box, inbox.Message{ID: done, Delivery: 99}, effect(done)); err != nil || !res.Replayed {
 		t.Errorf("a completed one is replayed, however often it comes: %+v, %v", res, err)
 	}
+}
+
+func TestF17_AnOverdeliveredMessageRunsOnce(t *testing.T) {
+	w := newWorld(t)
+	box := w.box(inbox.Config{MaxAttempts: 1, MaxDeliveries: 5})
+	if _, err := inbox.Process(t.Context(), box, inbox.Message{ID: anID, Delivery: 99}, effect(anID)); err != nil {
+		t.Errorf("it was delivered during an outage and never ran: %v", err)
+	}
+	w.wantEffects(anID, 1)
+	w.wantRow(anID, "completed", 1)
+
+	fails := inbox.ID{Consumer: "c", Message: "fails"}
+	_, err := inbox.Process(t.Context(), box, inbox.Message{ID: fails, Delivery: 99}, func(context.Context, pgx.Tx) (inbox.Void, error) {
+		return inbox.Void{}, errors.New("boom")
+	})
+	if !errors.Is(err, inbox.ErrDead) {
+		t.Errorf("got %v", err)
+	}
+	w.wantRow(fails, "dead", 1)
+
+	msgs := messages(3)
+	msgs[1].Delivery = 99
+	for i, a := range inbox.ProcessBatch(t.Context(), box, msgs, writeAll) {
+		if a.Err != nil {
+			t.Errorf("%d of a batch: %v", i, a.Err)
+		}
+		w.wantEffects(msgs[i].ID, 1)
+	}
+
+	rerun, runs := inbox.ID{Consumer: "c", Message: "rerun"}, 0
+	if _, err := inbox.Process(t.Context(), box, inbox.Message{ID: rerun, Delivery: 99}, func(ctx context.Context, tx pgx.Tx) (inbox.Void, error) {
+		if runs++; runs == 1 {
+			_, err := tx.Exec(ctx, `do $$ begin raise exception 'x' using errcode = '40001'; end $$`)
+			return inbox.Void{}, err
+		}
+		return inbox.Void{}, write(ctx, tx, rerun, "")
+	}); err != nil {
+		t.Errorf("after a serialization failure: %v", err)
+	}
+	w.wantEffects(rerun, 1)
 }
 
 func TestF17_TheStoreCostsNoAttempt(t *testing.T) {

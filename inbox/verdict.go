@@ -64,7 +64,7 @@ func (s *settings) report(ctx context.Context, id ID, v verdict, start time.Time
 	switch {
 	case errors.As(v.err, &panicked):
 		s.Logger.ErrorContext(ctx, "inbox: the handler panicked", append(attrs, "stack", string(panicked.Stack))...)
-	case errors.Is(v.err, ErrTxEnded):
+	case endedTx(v.err, id):
 		s.Logger.ErrorContext(ctx, "inbox: the handler ended its transaction; look at what it committed", attrs...)
 	case v.outcome == Unknown:
 		s.Logger.WarnContext(ctx, "inbox: the answer to COMMIT was lost; the next delivery finds out", attrs...)
