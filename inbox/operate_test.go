@@ -140,3 +140,35 @@ func TestListGetStats(t *testing.T) {
 		t.Error("an empty filter was taken")
 	}
 }
+
+// The SQL functions are called by hand, in a transaction that stays open for as long as the operator looks at it.
+func TestDeliveriesDoNotWaitForAnOperator(t *testing.T) {
+	w := newWorld(t)
+	box := w.box(inbox.Config{})
+	for _, function := range []string{"inbox_requeue", "inbox_discard"} {
+		id := inbox.ID{Consumer: "c", Message: function}
+		msg := inbox.Message{ID: id}
+		if err := inbox.RecordFailure(t.Context(), box, msg, errors.New("boom")); !errors.Is(err, inbox.ErrFailed) {
+			t.Fatalf("got %v", err)
+		}
+		w.makeDue(id)
+		operator := w.begin()
+		if _, err := operator.Exec(t.Context(), `select commitbox.`+function+`($1, $2)`, id.Consumer, id.Message); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		if _, err := inbox.Process(ctx, box, msg, effect(id)); !errors.Is(err, inbox.ErrInProgress) {
+			t.Errorf("%s: Process: %v", function, err)
+		}
+		if _, err := box.Acquire(ctx, msg); !errors.Is(err, inbox.ErrInProgress) {
+			t.Errorf("%s: Acquire: %v", function, err)
+		}
+		if err := operator.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := inbox.Process(ctx, box, msg, effect(id)); err != nil {
+			t.Errorf("%s: after the rollback: %v", function, err)
+		}
+	}
+}
