@@ -23,6 +23,8 @@ const (
 	stateOutOfMemory     = "53200"
 	stateForeignKey      = "23503"
 	stateUniqueViolation = "23505"
+	stateCursorExists    = "42P03"
+	statePreparedExists  = "42P05"
 )
 
 func sqlState(err error) string {
@@ -70,7 +72,10 @@ func cut(err error) bool {
 // permanent is the default of Config.IsPermanent.
 func permanent(err error) bool {
 	code := sqlState(err)
-	if code == stateForeignKey || code == stateUniqueViolation {
+	switch code {
+	case stateForeignKey, stateUniqueViolation: // may be gone when other transactions have committed
+		return false
+	case stateCursorExists, statePreparedExists: // the mode of a pooler, which meets every message
 		return false
 	}
 	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "23") || strings.HasPrefix(code, "42")

@@ -19,7 +19,7 @@ type Option func(*handling)
 // NoSavepoint saves one round trip. A failure can then not be recorded in the transaction, and the transaction is made
 // unusable, so that the handler's partial writes cannot be committed. Not promised: a handler that rolls back to a
 // savepoint of the caller's, from before Handle, takes the message's row away, and what it writes afterwards can be
-// committed without it. With the savepoint of Handle, that is a failure.
+// committed without it. With a result, or with the savepoint of Handle, that is a failure.
 func NoSavepoint() Option { return func(h *handling) { h.savepoint = false } }
 
 // WithFingerprint sets what Message.Fingerprint is for [Process].
@@ -50,7 +50,8 @@ func Using(box *Box) Option {
 //
 // Where the end of fn cannot be recorded, tx is made unusable, so that the only way on is to roll back: the row is never
 // left completed by a handler that did not succeed. That holds for a panic and runtime.Goexit too, which go on to the
-// caller. An ended ctx does not keep the failure from being recorded.
+// caller. An ended ctx does not keep the failure from being recorded, and a cancelled one counts as any other failure:
+// what becomes of the record is the caller's decision, who commits or rolls back.
 //
 // Handle works at every isolation level. Under REPEATABLE READ and SERIALIZABLE it may answer with a serialization
 // failure (see [Retryable]). It takes at most two round trips of its own, one with [NoSavepoint] and no result, two for a
@@ -240,13 +241,23 @@ func (h *handling) finish(ctx context.Context, stored []byte) error {
 	}
 	switch {
 	case stored != nil:
-		return h.storeResult(ctx, p, h.msg.ID, stored)
+		return h.keepResult(ctx, p, stored)
 	case h.savepoint:
 		_, err := h.tx.Exec(ctx, schema.ReleaseSavepoint)
 		return err
 	}
 	return nil
 }
+
+func (h *handling) keepResult(ctx context.Context, p pipe, stored []byte) error {
+	n, err := h.storeResult(ctx, p, h.msg.ID, stored)
+	if err == nil && n == 0 {
+		err = errRowGone
+	}
+	return err
+}
+
+var errRowGone = errors.New("the handler rolled back to a savepoint from before it was called, or removed the message's row")
 
 // state says what the handler did to the transaction, as far as it can be seen without a round trip.
 func (h *handling) state(ctx context.Context) error {

@@ -268,3 +268,28 @@ func TestSerializationFailureIsRetryable(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// A rollback to a savepoint of the caller's takes the row away, which only a result or a savepoint of Handle shows.
+func TestHandlerThatRollsBackTheCallersSavepoint(t *testing.T) {
+	w := newWorld(t)
+	for name, opts := range map[string][]inbox.Option{"savepoint": nil, "no savepoint": {inbox.NoSavepoint()}} {
+		id := inbox.ID{Consumer: "c", Message: name}
+		tx := w.begin()
+		if _, err := tx.Exec(t.Context(), `savepoint earlier`); err != nil {
+			t.Fatal(err)
+		}
+		_, err := inbox.Handle(t.Context(), tx, id, func(ctx context.Context) (int, error) {
+			if _, err := tx.Exec(ctx, `rollback to savepoint earlier`); err != nil {
+				return 0, err
+			}
+			return 1, write(ctx, tx, id, "without a row")
+		}, opts...)
+		if !errors.Is(err, inbox.ErrFailed) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := tx.Commit(t.Context()); !errors.Is(err, pgx.ErrTxCommitRollback) {
+			t.Errorf("%s: commit: %v", name, err)
+		}
+		w.wantEffects(id, 0)
+	}
+}

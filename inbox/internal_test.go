@@ -61,7 +61,7 @@ func TestB11_Classification(t *testing.T) {
 	for code, want := range map[string]string{
 		"40001": "transient", "40P01": "transient", "08006": "transient", "53300": "transient", "57P01": "transient", "57P03": "transient", "25006": "transient",
 		"22001": "permanent", "22P02": "permanent", "23502": "permanent", "23514": "permanent", "42P01": "permanent",
-		"23503": "counted", "23505": "counted", "P0001": "counted", "57014": "counted", "55P03": "counted",
+		"23503": "counted", "23505": "counted", "P0001": "counted", "42P05": "counted", "42P03": "counted", "26000": "counted", "42501": "permanent", "57014": "counted", "55P03": "counted",
 	} {
 		err := fmt.Errorf("handler: %w", &pgconn.PgError{Code: code})
 		got := "counted"

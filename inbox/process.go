@@ -270,7 +270,7 @@ func (w *work) sendCommit(ctx context.Context, conn *pgx.Conn, stored []byte) (t
 	if stored == nil {
 		return conn.Exec(ctx, schema.Commit)
 	}
-	err = w.box.storeResult(ctx, pipe{on: conn, after: schema.Commit, tag: &tag}, w.msg.ID, stored)
+	_, err = w.box.storeResult(ctx, pipe{on: conn, after: schema.Commit, tag: &tag}, w.msg.ID, stored)
 	return tag, err
 }
 

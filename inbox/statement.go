@@ -29,11 +29,11 @@ func (s *settings) takeover(ctx context.Context, p pipe, m *Message, epoch int64
 	return claim{attempt: int(row.Attempts), seen: epoch}, err
 }
 
-func (s *settings) storeResult(ctx context.Context, p pipe, id ID, result []byte) error {
-	_, err := db.New(s.schema.On(p)).InboxStoreResult(ctx, db.InboxStoreResultParams{
+// storeResult returns how many rows took the result: none, if the handler took the claim's row away.
+func (s *settings) storeResult(ctx context.Context, p pipe, id ID, result []byte) (int64, error) {
+	return db.New(s.schema.On(p)).InboxStoreResult(ctx, db.InboxStoreResultParams{
 		Consumer: id.Consumer, MessageID: id.Message, Result: result,
 	})
-	return err
 }
 
 // failHere records a failure in the transaction of the claim.
