@@ -19,11 +19,13 @@ type Config struct {
 	Schema string // where the tables are; default "commitbox"
 
 	// MaxAttempts is how many attempts a message has before it is dead. Default 10. Attempts that ended because of the
-	// store, a serialization failure, a deadlock or a cancelled context are not counted.
+	// store, a serialization failure, a deadlock or a cancelled context of Process are not counted. What says that it was
+	// the store is PostgreSQL's or the network's error in the handler's: wrap it with %w, for an error that hides it counts.
 	MaxAttempts int
-	// MaxDeliveries is the limit for Message.Delivery, above which a message becomes dead without running. The broker
-	// also counts deliveries that found the message in progress or not due, so it is well above MaxAttempts. Default
-	// 10 × MaxAttempts.
+	// MaxDeliveries is the limit for Message.Delivery, above which a message that has a row, failed, becomes dead without
+	// running again: it ends what kills its process each time. One without a row may never have run, because the store was
+	// away; it runs once more and leaves a row first. The broker also counts deliveries that found the message in progress
+	// or not due, so it is well above MaxAttempts. Default 10 × MaxAttempts.
 	MaxDeliveries int
 	// BackoffBase is the wait after the first failed attempt; it doubles with each one up to BackoffMax, with ±25 % of
 	// jitter. Defaults 1 s and 5 min.
@@ -44,7 +46,9 @@ type Config struct {
 	LeaseFor time.Duration
 	// IsPermanent says which errors of a handler make the message dead at once, beside those of [Permanent]. Default:
 	// PostgreSQL's data exceptions (class 22), integrity violations (class 23, but not 23503 and 23505, which may be
-	// gone when other transactions have committed) and access rule violations (class 42).
+	// gone when other transactions have committed) and class 42, such as a missing table or privilege, but not 42P03 and
+	// 42P05, which tell of a pooler's mode. Who rolls a consumer out before its migration takes 42P01 and 42703 out with a
+	// function of their own. If it panics, the failure counts as one attempt.
 	IsPermanent func(error) bool
 
 	Observer commitbox.Observer // default: commitbox.Discard
