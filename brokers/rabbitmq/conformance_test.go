@@ -137,7 +137,7 @@ func openConsumer(t *testing.T, withRetryQueue bool, handler inboxtest.Handler) 
 	c := &contractConsumer{broker: b, shop: s, queue: b.queue(nil), dead: b.queue(nil)}
 	cfg := ConsumerConfig{URL: url, Queue: c.queue, DeadLetterQueue: c.dead, HoldMax: 100 * time.Millisecond}
 	if withRetryQueue {
-		cfg.RetryQueue = b.queue(amqp.Table{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": c.queue})
+		cfg.RetryQueue = b.retryQueue(c.queue)
 	}
 	stop := s.consume(cfg, func(ctx context.Context, tx pgx.Tx, d Delivery) error { return handler(ctx, tx, d.Message) })
 	t.Cleanup(func() {
