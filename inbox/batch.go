@@ -30,7 +30,8 @@ type Answer[R any] struct {
 // nil). It is fast when it queues its statements into one pgx.Batch. Its writes commit together; if it fails, they are
 // rolled back and fn runs again for each message alone, so that one bad message does not fail its neighbours and one
 // failure is one attempt. A message that was delivered before, is held, or is of another consumer than the first one is
-// handled alone as well. Copies of a message within msgs get the answer of the first one.
+// handled alone as well. Copies of a message within msgs get the answer of the first one. If fn ends the transaction,
+// each message that it was given is ErrTxEnded.
 //
 // Not promised: one transaction for all of msgs.
 func ProcessBatch[R any](ctx context.Context, box *Box, msgs []Message, fn func(ctx context.Context, tx pgx.Tx, msgs []Message) ([]R, error)) []Answer[R] {
@@ -131,8 +132,12 @@ func (b *batch[R]) runShared(ctx context.Context, which []int) (left []int, err 
 			}
 			return roundTrips(values, b.box.ResultMax)
 		})
-		if err == nil {
-			return b.settle(ctx, which, s.claimed, values, start), nil
+		switch {
+		case err == nil:
+			return b.settle(ctx, which, s.claimed, verdict{outcome: Executed, attempt: 1}, values, start), nil
+		case s.ended: // alone, they would be replayed
+			v := verdict{outcome: Failed, attempt: 1, err: err, seen: new(int64)}
+			return b.settle(ctx, which, s.claimed, v, make([]R, len(s.claimed)), start), nil
 		}
 		if !conflict(err) || conflicts == conflictsMax {
 			return which, err
@@ -155,15 +160,15 @@ func (b *batch[R]) params(which []int) db.InboxClaimBatchParams {
 	return p
 }
 
-// settle fills the answers of the committed messages and returns the others.
-func (b *batch[R]) settle(ctx context.Context, which, claimed []int, values []R, start time.Time) (left []int) {
+// settle fills the answers of the claimed messages and returns the others.
+func (b *batch[R]) settle(ctx context.Context, which, claimed []int, v verdict, values []R, start time.Time) (left []int) {
 	next := 0
 	for n, i := range which {
 		if next == len(claimed) || claimed[next] != n {
 			left = append(left, i)
 			continue
 		}
-		b.answers[i].Result, b.answers[i].Err = answer(ctx, &b.box.settings, b.msgs[i].ID, verdict{outcome: Executed, attempt: 1}, values[next], start)
+		b.answers[i].Result, b.answers[i].Err = answer(ctx, &b.box.settings, b.msgs[i].ID, v, values[next], start)
 		next++
 	}
 	return left

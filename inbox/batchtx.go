@@ -17,6 +17,7 @@ type shared struct {
 	box      *Box
 	consumer string
 	claimed  []int // positions in the claim
+	ended    bool  // the handler ended the transaction
 }
 
 // run claims, runs and commits. Its error says that nothing is committed, or that it is not known.
@@ -50,8 +51,8 @@ func (s *shared) run(ctx context.Context, claim db.InboxClaimBatchParams, fn fun
 		return nil, err
 	})
 	owned.ended.Store(true)
-	if err == nil {
-		err = leftBehind(conn.Conn())
+	if s.ended = stateOf(conn.Conn()) == stateIdle; s.ended {
+		return errors.Join(ErrTxEnded, err)
 	}
 	if err != nil {
 		return err
@@ -70,7 +71,8 @@ func (s *shared) ids(claim db.InboxClaimBatchParams) []ID {
 
 var errNotCommitted = errors.New("the batch was not committed")
 
-// commit stores the results and commits, in one round trip.
+// commit stores the results and commits, in one round trip. PostgreSQL answers ROLLBACK where the handler had swallowed
+// the failure of a statement; open rows keep it from being sent.
 func (s *shared) commit(ctx context.Context, conn *pgxpool.Conn, ids []string, results [][]byte) error {
 	ctx, cancel := detached(ctx)
 	defer cancel()
