@@ -55,12 +55,16 @@ func transient(err error) bool {
 
 // uncounted says that a handler failed because of the store and not because of the message. A closed connection alone
 // does not say so: a context of the handler's own closes it too. What does is PostgreSQL's answer or a network's error in
-// the handler's error. With the handler's deadline passed, only PostgreSQL's answer does.
+// the handler's error. With the caller's deadline passed, only PostgreSQL's answer does; a caller who cancels in the middle
+// of a statement stops, which is nobody's failure.
 func uncounted(ctx context.Context, state txState, cause error) bool {
-	if ctx.Err() != nil && sqlState(cause) == "" {
-		return false
+	switch {
+	case sqlState(cause) != "":
+		return transient(cause)
+	case ctx.Err() != nil:
+		return state == stateClosed && errors.Is(ctx.Err(), context.Canceled)
 	}
-	return transient(cause) || state == stateClosed && sqlState(cause) == "" && cut(cause)
+	return transient(cause) || state == stateClosed && cut(cause)
 }
 
 // cut says that an error tells of a connection that was cut from the other side.

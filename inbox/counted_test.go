@@ -118,3 +118,21 @@ func TestF17_ALostConnectionCostsNoAttempt(t *testing.T) {
 	}
 	w.wantRow(anID, "", 0)
 }
+
+func TestHandleCancelledInAStatementCostsNoAttempt(t *testing.T) {
+	w := newWorld(t)
+	tx := w.begin()
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(200*time.Millisecond, cancel)
+	_, err := inbox.Handle(ctx, tx, anID, func(ctx context.Context) (inbox.Void, error) {
+		_, err := tx.Exec(ctx, longSleep)
+		return inbox.Void{}, err
+	})
+	if !errors.Is(err, inbox.ErrUnavailable) || !errors.Is(err, context.Canceled) {
+		t.Fatalf("got %v", err)
+	}
+	if err := inbox.RecordFailure(t.Context(), w.box(inbox.Config{}), inbox.Message{ID: anID}, err); !errors.Is(err, inbox.ErrUnavailable) {
+		t.Errorf("RecordFailure: %v", err)
+	}
+	w.wantRow(anID, "", 0)
+}

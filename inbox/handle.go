@@ -51,7 +51,8 @@ func Using(box *Box) Option {
 // Where the end of fn cannot be recorded, tx is made unusable, so that the only way on is to roll back: the row is never
 // left completed by a handler that did not succeed. That holds for a panic and runtime.Goexit too, which go on to the
 // caller. An ended ctx does not keep the failure from being recorded, and a cancelled one counts as any other failure:
-// what becomes of the record is the caller's decision, who commits or rolls back.
+// what becomes of the record is the caller's decision, who commits or rolls back. Cancelled in the middle of a statement,
+// which closes the connection, it is ErrUnavailable.
 //
 // Handle works at every isolation level. Under REPEATABLE READ and SERIALIZABLE it may answer with a serialization
 // failure (see [Retryable]). It takes at most two round trips of its own, one with [NoSavepoint] and no result, two for a
