@@ -34,7 +34,7 @@ func TestF17_AConnectionClosedByTheHandlerCounts(t *testing.T) {
 			ctx, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 			defer cancel()
 			_, err := tx.Exec(ctx, longSleep)
-			return fmt.Errorf("charge: %v", err)
+			return errors.New("charge: " + err.Error())
 		},
 		"a context that had ended before": func(ctx context.Context, tx pgx.Tx) error {
 			ctx, cancel := context.WithCancel(ctx)
@@ -57,7 +57,7 @@ func TestF17_TheDeadlineOfTheCallerCounts(t *testing.T) {
 	w := newWorld(t)
 	for name, told := range map[string]func(error) error{
 		"wrapped":    func(err error) error { return fmt.Errorf("charge: %w", err) },
-		"hidden":     func(err error) error { return fmt.Errorf("charge: %v", err) },
+		"hidden":     func(err error) error { return errors.New("charge: " + err.Error()) },
 		"swallowed":  func(error) error { return nil },
 		"by another": func(error) error { return errors.New("declined") },
 	} {

@@ -93,6 +93,8 @@ func Retryable(err error) bool {
 
 // endedTx says that the handler of this message ended its transaction, and not only that of another message which it
 // handled in turn.
+//
+//nolint:errorlint // every error of the tree is looked at by itself
 func endedTx(err error, id ID) bool {
 	if e, ok := err.(*Error); err == nil || ok && e.ID != id {
 		return false

@@ -24,8 +24,10 @@ func queries(t *testing.T, on db.DBTX) *db.Queries {
 	return db.New(name.On(on))
 }
 
-const lockRow = `select 1 from commitbox.inbox for no key update`
-const lockMessage = `select pg_advisory_xact_lock(commitbox.inbox_lock('c', 'm'))`
+const (
+	lockRow     = `select 1 from commitbox.inbox for no key update`
+	lockMessage = `select pg_advisory_xact_lock(commitbox.inbox_lock('c', 'm'))`
+)
 
 func TestTakeoverIsGuarded(t *testing.T) {
 	w := newWorld(t)

@@ -28,16 +28,16 @@ func TestF06_AnotherSchemaIsNotNested(t *testing.T) {
 func TestF06_AContextThatOutlivesItsHandlerIsNotNested(t *testing.T) {
 	w := newWorld(t)
 	box := w.box(inbox.Config{})
-	var kept context.Context
+	contexts := make(chan context.Context, 1)
 	_, err := inbox.Process(t.Context(), box, inbox.Message{ID: anID}, func(ctx context.Context, _ pgx.Tx) (inbox.Void, error) {
-		kept = context.WithoutCancel(ctx)
+		contexts <- context.WithoutCancel(ctx)
 		return inbox.Void{}, errors.New("boom")
 	})
 	if !errors.Is(err, inbox.ErrFailed) {
 		t.Fatalf("got %v", err)
 	}
 	w.makeDue(anID)
-	if _, err := inbox.Process(kept, box, inbox.Message{ID: anID}, effect(anID)); err != nil {
+	if _, err := inbox.Process(<-contexts, box, inbox.Message{ID: anID}, effect(anID)); err != nil {
 		t.Errorf("the first handler has returned: %v", err)
 	}
 	w.wantEffects(anID, 1)
