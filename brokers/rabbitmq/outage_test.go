@@ -58,8 +58,8 @@ func TestOutageOfTheStoreUsesUpNoDeliveries(t *testing.T) {
 			proxy.Refuse(false)
 			eventually(t, "all settled", func() bool { n := s.settlements(); return n[settledAck]+n[settledDeadLetter] == 3 })
 			mustStop(t, stop)
-			if n := s.effects(); n != 3 {
-				t.Errorf("%d of 3 messages were handled: %v", n, s.settlements())
+			if n := s.settlements(); s.effects() != 3 || n[settledRetry] != 0 {
+				t.Errorf("%d of 3 messages were handled: %v", s.effects(), n)
 			}
 		})
 	}
@@ -78,7 +78,11 @@ func TestStopDuringAnOutageOfTheStore(t *testing.T) {
 	}
 	stop := s.consume(ConsumerConfig{URL: url, Queue: queue, Workers: 2}, s.record)
 	eventually(t, "deliveries are taken", func() bool { return b.depth(queue) == 0 })
+	began := time.Now()
 	mustStop(t, stop)
+	if took := time.Since(began); took > patience/2 { // the time for draining is patience
+		t.Errorf("stopping took %v", took)
+	}
 	if n := b.depth(queue); n != 3 {
 		t.Errorf("%d of 3 messages are back", n)
 	}
