@@ -97,7 +97,8 @@ func (l *lane) deliver(ctx context.Context, rows []row) (*delivery, error) {
 		if err != nil {
 			return nil, err
 		}
-		if away := l.take(d, ready, verdicts); away || l.round.trial {
+		alone := l.alone(&rows[ready[0]])
+		if away := l.take(d, ready, verdicts); away || alone || l.round.trial {
 			break
 		}
 	}

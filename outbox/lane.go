@@ -334,7 +334,7 @@ func (l *lane) publishAndSettle(ctx context.Context, rows []row) (left []row, er
 		return nil, err
 	}
 	l.logFailures(rows, sent.verdicts, d)
-	l.strike(&d.change, rows)
+	l.strike(&d.change, rows, sent.verdicts)
 	if err := l.apply(ctx, d.change); err != nil {
 		return nil, err
 	}

@@ -16,20 +16,21 @@ var errRelayDied = errors.New("the relay died while publishing it")
 // alone says whether a message has to be tried in a call of its own.
 func (l *lane) alone(r *row) bool { return r.deadly || l.accused[r.origin()] }
 
-// isolate takes the messages that have to be tried alone out of their waves, and puts them behind the others.
+// isolate takes the messages that have to be tried alone out of their waves, and puts them before the others. A round ends
+// after one of them, so that it is settled before anything else is sent: what a relay had confirmed and not deleted when it
+// died would be blamed with the guilty.
 func (l *lane) isolate(rows []row, batches [][]int) [][]int {
 	var apart [][]int
 	for _, wave := range batches {
 		var rest []int
-		var single [][]int
 		for _, i := range wave {
 			if l.alone(&rows[i]) {
-				single = append(single, []int{i})
+				apart = append(apart, []int{i})
 			} else {
 				rest = append(rest, i)
 			}
 		}
-		apart = append(append(apart, rest), single...)
+		apart = append(apart, rest)
 	}
 	return apart
 }
@@ -92,11 +93,12 @@ func (l *lane) note(ctx context.Context, d *delivery, ready []int) error {
 	return l.apply(ctx, c)
 }
 
-// strike takes away the notes of messages that were tried alone in shards that are not on probation.
-func (l *lane) strike(c *change, rows []row) {
+// strike takes away the notes of messages that were tried alone, and survived.
+func (l *lane) strike(c *change, rows []row, verdicts []verdict) {
 	for i := range rows {
-		if _, on := l.probation[rows[i].shard]; !on && l.alone(&rows[i]) {
+		if l.alone(&rows[i]) && verdicts[i].result != resultNotTried {
 			c.probes = append(c.probes, probe{shard: rows[i].shard})
+			delete(l.accused, rows[i].origin())
 		}
 	}
 }

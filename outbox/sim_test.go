@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"log/slog"
 	"os"
 	"slices"
 	"testing"
@@ -160,7 +161,7 @@ func (s *simulation) disturb() {
 func (s *simulation) join() {
 	cfg := RelayConfig{
 		Lease: 2 * time.Second, Batch: 20, MaxAttempts: 3, BackoffBase: 20 * time.Millisecond, BackoffMax: 200 * time.Millisecond,
-		MaxWriterAge: time.Hour, random: s.random.Float64,
+		MaxWriterAge: time.Hour, Logger: slog.New(slog.DiscardHandler), random: s.random.Float64,
 	}.withDefaults()
 	var publisher Publisher = s.broker
 	if s.orders {
