@@ -59,7 +59,6 @@ func (l *Lease) completeOnce(ctx context.Context, run handler) error {
 	l.term.lock()
 	defer func() {
 		rollback(ctx, conn.Conn())
-		l.term.unlock()
 		l.reclaim(ctx, conn.Conn())
 	}()
 	tx, err := l.guard(ctx, conn)

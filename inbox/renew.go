@@ -122,14 +122,16 @@ func (l *Lease) touch(ctx context.Context, on db.DBTX) (int64, error) {
 }
 
 // reclaim renews the lease after a completing transaction of its own was rolled back: until then its lock was the lease,
-// and the time may have run out meanwhile.
+// and the time may have run out meanwhile. The clock counts again only after that.
 func (l *Lease) reclaim(ctx context.Context, on db.DBTX) {
 	if l.ctx.Err() != nil {
+		l.term.unlock()
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(cleanupTimeout, l.box.LeaseFor/3))
 	defer cancel()
 	_, err := l.touch(ctx, on)
+	l.term.unlock()
 	if l.term.expired() {
 		l.stop(errors.Join(ErrLeaseLost, err))
 	}
