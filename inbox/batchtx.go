@@ -54,10 +54,29 @@ func (s *shared) run(ctx context.Context, claim db.InboxClaimBatchParams, fn fun
 	if s.ended = stateOf(conn.Conn()) == stateIdle; s.ended {
 		return errors.Join(ErrTxEnded, err)
 	}
+	if stateOf(conn.Conn()) == stateBusy {
+		s.abandon(ctx, conn, s.ids(claim))
+		return errors.Join(errRowsOpen, err)
+	}
 	if err != nil {
 		return err
 	}
 	return s.commit(ctx, conn, pick(claim.MessageIds, s.claimed), results)
+}
+
+// abandon ends a connection on which the handler left rows open, and waits until PostgreSQL has dropped its locks, which it
+// does one after the other: until then they keep the messages from running alone.
+func (s *shared) abandon(ctx context.Context, conn *pgxpool.Conn, ids []ID) {
+	ctx, cancel := detached(ctx)
+	defer cancel()
+	_ = conn.Conn().Close(ctx)
+	conn.Release() // what waits takes a connection of its own
+	for _, id := range ids {
+		_ = s.box.guarded(ctx, id, func(p pipe) error {
+			_, err := s.box.look(ctx, p, id)
+			return err
+		})
+	}
 }
 
 // ids returns the claimed ones.
