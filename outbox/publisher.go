@@ -66,9 +66,6 @@ func Permanent(err error) error { return &kindError{resultPermanent, err} }
 // Unavailable marks an error of the destination as a whole, such as a refused connection.
 func Unavailable(err error) error { return &kindError{resultUnavailable, err} }
 
-// IsPermanent says whether err was made by [Permanent].
-func IsPermanent(err error) bool { return kindOf(err) == resultPermanent }
-
 // IsUnavailable says whether err was made by [Unavailable].
 func IsUnavailable(err error) bool { return kindOf(err) == resultUnavailable }
 
