@@ -31,9 +31,9 @@ func (o Outcome) String() string {
 type DecidedBy uint8
 
 const (
-	Table DecidedBy = iota // the row
-	Cache                  // a cached copy of a completed row
-	Off                    // nobody: the guard is switched off
+	ByTable DecidedBy = iota // the row
+	ByCache                  // a cached copy of a completed row
+	ByOff                    // nobody: the guard is switched off
 )
 
 var deciderNames = [...]string{"table", "cache", "off"}

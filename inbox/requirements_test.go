@@ -166,7 +166,7 @@ func TestB10_ResultSaysWhoDecided(t *testing.T) {
 	msg := inbox.Message{ID: anID}
 	for _, end := range []error{errors.New("x"), nil, nil} {
 		res, err := inbox.Process(t.Context(), box, msg, func(context.Context, pgx.Tx) (inbox.Void, error) { return inbox.Void{}, end })
-		if res.DecidedBy != inbox.Table || errors.Is(err, inbox.ErrFailed) != (end != nil) {
+		if res.DecidedBy != inbox.ByTable || errors.Is(err, inbox.ErrFailed) != (end != nil) {
 			t.Errorf("decided by %s, %v", res.DecidedBy, err)
 		}
 		w.makeDue(anID)
@@ -175,7 +175,7 @@ func TestB10_ResultSaysWhoDecided(t *testing.T) {
 	if !slices.Equal(seen.handled, want) {
 		t.Errorf("the metric's labels are %q, want %q", seen.handled, want)
 	}
-	if names := fmt.Sprint(inbox.Table, inbox.Cache, inbox.Off); names != "table cache off" {
+	if names := fmt.Sprint(inbox.ByTable, inbox.ByCache, inbox.ByOff); names != "table cache off" {
 		t.Errorf("the deciders are called %s", names)
 	}
 }

@@ -57,7 +57,7 @@ func answer[R any](ctx context.Context, s *settings, id ID, v verdict, value R, 
 // report measures a verdict and logs what an operator should see.
 func (s *settings) report(ctx context.Context, id ID, v verdict, start time.Time) {
 	outcome := v.outcome.String()
-	s.Observer.Observe(commitbox.InboxHandled, 1, id.Consumer, outcome, Table.String())
+	s.Observer.Observe(commitbox.InboxHandled, 1, id.Consumer, outcome, ByTable.String())
 	s.Observer.Observe(commitbox.InboxSeconds, time.Since(start).Seconds(), id.Consumer, outcome)
 	attrs := []any{"consumer", id.Consumer, "message_id", id.Message, "outcome", outcome, "attempt", v.attempt}
 	var panicked *PanicError
