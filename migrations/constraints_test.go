@@ -53,7 +53,10 @@ var (
 		"id": "1", "created_at": "now()", "message_id": "gen_random_uuid()", "shard": "0", "channel": "'c'", "attempts": "1",
 		"topic": "'t'", "headers": "'{}'", "payload": "''",
 	}
-	audit = columns{"action": "'a'", "target": "'t'"}
+	policy     = columns{"consumer": "'c'"}
+	replica    = columns{"replica": "'r'", "version": "1"}
+	generation = columns{"only_row": "false"}
+	audit      = columns{"action": "'a'", "target": "'t'"}
 )
 
 const (
@@ -181,6 +184,23 @@ var refusals = []struct {
 	{"audit", audit, columns{"target": "''"}, "audit_target_check"},
 	{"audit", audit, columns{"target": "repeat('t', 1025)"}, "audit_target_check"},
 	{"audit", audit, columns{"reason": "repeat('r', 2049)"}, "audit_reason_check"},
+
+	{"inbox_policy", policy, columns{"mode": "'cache'", "retention": "interval '1 day'", "retry_horizon": "interval '1 day'"}, ""},
+	{"inbox_policy", policy, columns{"mode": "'triple'"}, "inbox_policy_mode"},
+	{"inbox_policy", policy, columns{"store_down": "'ajar'"}, "inbox_policy_store_down"},
+	{"inbox_policy", policy, columns{"consumer": "''"}, "inbox_policy_consumer"},
+	{"inbox_policy", policy, columns{"consumer": "repeat('c', 201)"}, "inbox_policy_consumer"},
+	{"inbox_policy", policy, columns{"retention": "interval '0'"}, "inbox_policy_times"},
+	{"inbox_policy", policy, columns{"lease": "interval '0.9 seconds'"}, "inbox_policy_times"},
+	{"inbox_policy", policy, columns{"backoff_base": "interval '2 s'", "backoff_max": "interval '1 s'"}, "inbox_policy_times"},
+	{"inbox_policy", policy, columns{"max_attempts": "0"}, "inbox_policy_attempts"},
+	{"inbox_policy", policy, columns{"retention": "interval '1 hour'", "retry_horizon": "interval '2 hours'"}, "inbox_policy_retention"},
+	{"inbox_policy", policy, columns{"dead_retention": "interval '1 hour'"}, "inbox_policy_retention"},
+	{"inbox_policy", columns{"consumer": "'*'"}, nil, "inbox_policy_standard"},
+
+	{"inbox_replica", replica, nil, ""},
+	{"inbox_replica", replica, columns{"replica": "''"}, "inbox_replica_replica_check"},
+	{"cache_generation", generation, nil, "cache_generation_only_row_check"},
 
 	{"migration_lock", columns{"id": "2", "owner": "gen_random_uuid()", "lease_until": "now()"}, nil, "migration_lock_id_check"},
 }

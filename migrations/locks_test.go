@@ -10,6 +10,7 @@ var (
 	functions  = regexp.MustCompile(`^(?:create(?: or replace)?|drop) function `)
 	harmless   = regexp.MustCompile(`^(?:comment on|grant|revoke) `)
 	indexes    = regexp.MustCompile(`^create(?: unique)? index( concurrently)?.*? on (\S+)`)
+	fillings   = regexp.MustCompile(`^(?:insert into|create trigger .*? on) (\S+) `)
 	alters     = regexp.MustCompile(`^alter table (?:only )?(\S+) (.*)$`)
 	quick      = regexp.MustCompile(`^(?:add column |add constraint .* not valid$|validate constraint |drop constraint |alter column \S+ (?:set|drop) default|set \()`)
 	rewriting  = regexp.MustCompile(`generated| references | unique| primary key|default [^(]*\(| check `)
@@ -39,6 +40,9 @@ func short(s string, made map[string]bool, noTransaction bool) bool {
 	}
 	if index := indexes.FindStringSubmatch(s); index != nil {
 		return made[index[2]] || index[1] != "" && noTransaction
+	}
+	if filling := fillings.FindStringSubmatch(s); filling != nil {
+		return made[filling[1]]
 	}
 	if alter := alters.FindStringSubmatch(s); alter != nil {
 		fills := strings.HasPrefix(alter[2], "add column ") && rewriting.MatchString(alter[2])
