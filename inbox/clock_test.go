@@ -31,7 +31,7 @@ func TestNoStatementIsGivenTheTimeOfTheProcess(t *testing.T) {
 	}
 	slices.Sort(given)
 	want := []string{ // cursors of lists, and the row's own received_at
-		"InboxHeldParams.ReceivedAt", "InboxListEndedParams.AfterAt", "InboxListOpenParams.AfterAt", "InboxRunnableParams.AfterAt",
+		"InboxHeldParams.ReceivedAt", "InboxListParams.AfterAt", "InboxRunnableParams.AfterAt",
 	}
 	if diff := cmp.Diff(want, given); diff != "" {
 		t.Errorf("times given to statements (-want +got):\n%s", diff)

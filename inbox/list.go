@@ -49,10 +49,18 @@ func (b *Box) List(ctx context.Context, f Filter) ([]Entry, error) {
 	if err := errors.Join(b.check(), f.check()); err != nil {
 		return nil, err
 	}
-	if f.Status == StatusPending || f.Status == StatusFailed {
-		return b.listOpen(ctx, f)
+	rows, err := db.New(b.schema.On(b.pool)).InboxList(ctx, db.InboxListParams{
+		Consumer: f.Consumer, Status: string(f.Status), OlderSeconds: f.OlderThan.Seconds(),
+		AfterAt: f.After.At, AfterID: f.After.Message, Page: int32(f.Limit),
+	})
+	entries := make([]Entry, len(rows))
+	for i, row := range rows {
+		entries[i] = Entry{
+			ID: ID{f.Consumer, row.MessageID}, Status: f.Status, Attempts: int(row.Attempts), ReceivedAt: row.ReceivedAt,
+			FinishedAt: row.FinishedAt, DueAt: row.DueAt, LastError: row.LastError, PayloadKept: row.PayloadKept,
+		}
 	}
-	return b.listEnded(ctx, f)
+	return entries, err
 }
 
 func (f *Filter) check() error {
@@ -66,36 +74,6 @@ func (f *Filter) check() error {
 		err = errors.Join(err, &commitbox.InputError{Field: "Filter.Limit", Problem: "must be 1 to 1000"})
 	}
 	return err
-}
-
-func (b *Box) listOpen(ctx context.Context, f Filter) ([]Entry, error) {
-	rows, err := db.New(b.schema.On(b.pool)).InboxListOpen(ctx, db.InboxListOpenParams{
-		Consumer: f.Consumer, Status: string(f.Status), OlderSeconds: f.OlderThan.Seconds(),
-		AfterAt: f.After.At, AfterID: f.After.Message, Page: int32(f.Limit),
-	})
-	entries := make([]Entry, len(rows))
-	for i, row := range rows {
-		entries[i] = Entry{
-			ID: ID{f.Consumer, row.MessageID}, Status: f.Status, Attempts: int(row.Attempts), ReceivedAt: row.At,
-			DueAt: orZero(row.DueAt), LastError: row.LastError, PayloadKept: row.PayloadKept,
-		}
-	}
-	return entries, err
-}
-
-func (b *Box) listEnded(ctx context.Context, f Filter) ([]Entry, error) {
-	rows, err := db.New(b.schema.On(b.pool)).InboxListEnded(ctx, db.InboxListEndedParams{
-		Consumer: f.Consumer, Status: string(f.Status), OlderSeconds: f.OlderThan.Seconds(),
-		AfterAt: f.After.At, AfterID: f.After.Message, Page: int32(f.Limit),
-	})
-	entries := make([]Entry, len(rows))
-	for i, row := range rows {
-		entries[i] = Entry{
-			ID: ID{f.Consumer, row.MessageID}, Status: f.Status, Attempts: int(row.Attempts), FinishedAt: orZero(row.At),
-			LastError: row.LastError, PayloadKept: row.PayloadKept,
-		}
-	}
-	return entries, err
 }
 
 func readHeaders(text string) (map[string]string, error) {

@@ -6,8 +6,10 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"slices"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"pgregory.net/rapid"
@@ -23,16 +25,17 @@ type row struct {
 	attempts int
 	due      bool // of a failed row
 	live     bool // of a lease
-	steps    int
+	steps    []int
 	payload  bool
 	result   int
 	effects  int // over all time
 
 	lease *inbox.Lease   // of a pending row
+	ended *inbox.Lease   // of a row that nobody has changed since its lease ended
 	stale []*inbox.Lease // taken over
 }
 
-// The naive machine: what a claim for a handler in a transaction answers, or "run".
+// claim is what the naive machine answers to a claim for a handler in a transaction, or "run".
 func (r *row) claim() string {
 	switch {
 	case r.status == "":
@@ -41,7 +44,7 @@ func (r *row) claim() string {
 		return "replayed"
 	case r.status == "dead":
 		return "dead"
-	case r.status == "pending" && r.live, r.steps > 0, r.status == "pending" && r.attempts >= modelAttempts:
+	case r.status == "pending" && r.live, len(r.steps) > 0, r.status == "pending" && r.attempts >= modelAttempts:
 		return "in_progress"
 	case r.status == "failed" && !r.due:
 		return "not_due"
@@ -64,10 +67,14 @@ func (r *row) acquire() string {
 	return "run"
 }
 
+// takeOver fences whoever had a lease.
 func (r *row) takeOver() {
-	if r.lease != nil {
-		r.stale, r.lease = append(r.stale, r.lease), nil
+	for _, lease := range []*inbox.Lease{r.lease, r.ended} {
+		if lease != nil {
+			r.stale = append(r.stale, lease)
+		}
 	}
+	r.lease, r.ended = nil, nil
 }
 
 func (r *row) fail(limit int) {
@@ -81,17 +88,58 @@ func (r *row) complete(result int) {
 	r.status, r.result, r.live = "completed", result, false
 }
 
+// run is an attempt of a handler in a transaction, and its answer.
+func (r *row) run(end ending, value int) string {
+	r.attempts++
+	r.takeOver()
+	if end.err == nil {
+		r.complete(value)
+		r.effects++
+		return "ok"
+	}
+	r.fail(end.limit)
+	return r.status
+}
+
+// record is a failure that is recorded outside the transaction that failed, and its answer.
+func (r *row) record(end ending) string {
+	switch {
+	case r.status == "completed":
+		return "ok"
+	case r.status == "dead":
+		return "dead"
+	case r.status == "pending" && r.live:
+		return "in_progress"
+	}
+	if r.status == "pending" {
+		r.takeOver()
+	}
+	r.attempts++
+	r.fail(end.limit)
+	r.payload = r.payload || r.status == "dead"
+	return r.status
+}
+
 // machine runs random operations on the inbox and on the model, and compares them after each.
 type machine struct {
 	w        *world
 	box      *inbox.Box
 	consumer string
-	rows     [3]row
+	messages []string
+	rows     []row
 }
 
-var modelRuns atomic.Int64
+var modelRuns, modelSteps atomic.Int64
 
-func (m *machine) id(n int) inbox.ID { return inbox.ID{Consumer: m.consumer, Message: fmt.Sprint(n)} }
+func newMachine(w *world, box *inbox.Box) *machine {
+	return &machine{w: w, box: box, consumer: fmt.Sprint("run", modelRuns.Add(1)), messages: []string{"0", "1", "2"}, rows: make([]row, 3)}
+}
+
+func (m *machine) id(n int) inbox.ID { return inbox.ID{Consumer: m.consumer, Message: m.messages[n]} }
+
+func (m *machine) message(n int) inbox.Message {
+	return inbox.Message{ID: m.id(n), Payload: []byte("p")}
+}
 
 func (m *machine) draw(t *rapid.T) (int, *row) {
 	n := rapid.IntRange(0, len(m.rows)-1).Draw(t, "message")
@@ -121,232 +169,69 @@ func same(t *rapid.T, what, got, want string) {
 
 var errModel = errors.New("the handler fails")
 
-// ends are the ways in which a handler ends, and the number of attempts that a message has after them.
-var ends = []struct {
+// ending is a way in which a handler ends, and the number of attempts that a message has after it.
+type ending struct {
 	err   error
 	limit int
-}{{nil, 0}, {errModel, modelAttempts}, {inbox.Permanent(errModel), 1}}
-
-func (m *machine) Process(t *rapid.T) {
-	n, r := m.draw(t)
-	end, value := rapid.SampledFrom(ends).Draw(t, "end"), rapid.IntRange(0, 99).Draw(t, "value")
-	res, err := inbox.Process(context.Background(), m.box, inbox.Message{ID: m.id(n), Payload: []byte("p")}, func(ctx context.Context, tx pgx.Tx) (int, error) {
-		return value, errors.Join(write(ctx, tx, m.id(n), ""), end.err)
-	})
-	answer := r.claim()
-	switch {
-	case answer == "replayed":
-		same(t, "process", fmt.Sprint(res.Replayed, res.Value, err), fmt.Sprint(true, r.result, nil))
-	case answer != "run":
-		same(t, "process", outcome(err), answer)
-	default:
-		r.attempts++
-		r.takeOver()
-		if end.err == nil {
-			same(t, "process", outcome(err), "ok")
-			r.complete(value)
-			r.effects++
-			return
-		}
-		r.fail(end.limit)
-		r.payload = r.payload || r.status == "dead"
-		same(t, "process", outcome(err), r.status)
-	}
 }
 
-func (m *machine) Handle(t *rapid.T) {
-	n, r := m.draw(t)
-	end, value := rapid.SampledFrom(ends).Draw(t, "end"), rapid.IntRange(0, 99).Draw(t, "value")
-	commits := rapid.Bool().Draw(t, "commits")
-	tx, err := m.w.Pool.Begin(context.Background())
+var endings = []ending{{nil, 0}, {errModel, modelAttempts}, {inbox.Permanent(errModel), 1}}
+
+func drawEnd(t *rapid.T, from []ending) (ending, int) {
+	return rapid.SampledFrom(from).Draw(t, "end"), rapid.IntRange(0, 99).Draw(t, "value")
+}
+
+// Check compares every row with the model, in one round trip.
+func (m *machine) Check(t *rapid.T) {
+	const state = `select coalesce(i.status, 'none') || case when i.status is null then '' else format(' %s %s', i.attempts,
+				(select count(*) from commitbox.inbox_step s where s.consumer = i.consumer and s.message_id = i.message_id)) end
+			|| case when i.status <> 'completed' then format(' %s', i.payload is not null) else '' end
+			|| format(' %s', (select count(*) from effect e where e.id = $1 || '/' || u.id))
+		from unnest($2::text[]) with ordinality u (id, n) left join commitbox.inbox i on i.consumer = $1 and i.message_id = u.id order by u.n`
+	rows, err := m.w.Pool.Query(context.Background(), state, m.consumer, m.messages)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = tx.Rollback(context.Background()) }()
-	_, err = inbox.Handle(context.Background(), tx, m.id(n), func(ctx context.Context) (int, error) {
-		return value, errors.Join(write(ctx, tx, m.id(n), ""), end.err)
-	}, inbox.Using(m.box))
-	answer := r.claim()
-	if commits {
-		if err := tx.Commit(context.Background()); err != nil {
-			t.Fatal(err)
-		}
+	got, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
 	}
-	if answer != "run" {
-		same(t, "handle", outcome(err), map[bool]string{true: "ok", false: answer}[answer == "replayed"])
-		return
-	}
-	after := *r
-	after.attempts++
-	after.takeOver()
-	if end.err == nil {
-		after.complete(value)
-		after.effects++
-		same(t, "handle", outcome(err), "ok")
-	} else {
-		after.fail(end.limit)
-		same(t, "handle", outcome(err), after.status)
-	}
-	if commits {
-		*r = after
-	}
-}
-
-func (m *machine) Acquire(t *rapid.T) {
-	n, r := m.draw(t)
-	lease, err := m.box.Acquire(context.Background(), inbox.Message{ID: m.id(n), Payload: []byte("p")})
-	answer := r.acquire()
-	if answer != "run" {
-		same(t, "acquire", outcome(err), answer)
-		if answer == "dead" && r.status != "dead" {
-			r.takeOver()
-			r.fail(0)
-		}
-		return
-	}
-	same(t, "acquire", outcome(err), "ok")
-	r.takeOver()
-	r.status, r.live, r.lease, r.payload = "pending", true, lease, true
-	r.attempts++
-}
-
-func (m *machine) EndLease(t *rapid.T) {
-	n, r := m.draw(t)
-	how := rapid.SampledFrom([]string{"complete", "complete in", "fail", "release", "step"}).Draw(t, "how")
-	value := rapid.IntRange(0, 99).Draw(t, "value")
-	lease := r.lease
-	if len(r.stale) > 0 && rapid.Bool().Draw(t, "stale") {
-		lease = r.stale[len(r.stale)-1]
-	}
-	if lease == nil {
-		t.Skip("no lease")
-	}
-	var err error
-	switch how {
-	case "complete":
-		_, err = inbox.Complete(context.Background(), lease, value)
-	case "complete in":
-		_, err = inbox.CompleteIn(context.Background(), lease, func(ctx context.Context, tx pgx.Tx) (int, error) { return value, write(ctx, tx, m.id(n), "") })
-	case "fail":
-		err = lease.Fail(context.Background(), errModel)
-	case "release":
-		err = lease.Release(context.Background())
-	case "step":
-		_, err = inbox.Step(context.Background(), lease, fmt.Sprint("step", r.steps), func(context.Context) (int, error) { return value, nil })
-	}
-	if lease != r.lease {
-		if how != "release" || err != nil { // a lease that knows of its loss has nothing to release
-			same(t, how+" of a lost lease", outcome(err), "lost")
-		}
-		return
-	}
-	m.endedBy(t, r, how, value, err)
-}
-
-func (m *machine) endedBy(t *rapid.T, r *row, how string, value int, err error) {
-	want := "ok"
-	switch how {
-	case "complete", "complete in":
-		r.complete(value)
-		r.payload = false
-		if how == "complete in" {
-			r.effects++
-		}
-	case "fail":
-		r.fail(modelAttempts)
-		want = r.status
-	case "release":
-		r.status, r.due, r.live = "failed", true, false
-		r.attempts--
-	case "step":
-		r.steps++
-	}
-	if how != "step" {
-		r.lease = nil
-	}
-	same(t, how, outcome(err), want)
-}
-
-func (m *machine) Time(t *rapid.T) {
-	n, r := m.draw(t)
-	m.w.makeDue(m.id(n))
-	m.w.expire(m.id(n))
-	r.due, r.live = true, false
-}
-
-func (m *machine) Operate(t *rapid.T) {
-	n, r := m.draw(t)
-	idle := r.status == "failed" || r.status == "dead"
-	expired := r.status == "pending" && !r.live
-	switch what := rapid.SampledFrom([]string{"requeue", "discard", "mark"}).Draw(t, "what"); what {
-	case "requeue":
-		_, err := m.box.Requeue(context.Background(), m.id(n), "")
-		same(t, what, fmt.Sprint(err == nil), fmt.Sprint(idle))
-		if idle {
-			r.status, r.attempts, r.due = "failed", 0, true
-		}
-	case "discard":
-		err := m.box.Discard(context.Background(), m.id(n), "")
-		same(t, what, fmt.Sprint(err == nil), fmt.Sprint(idle || expired))
-		if idle || expired {
-			r.takeOver()
-			r.fail(0)
-		}
-	case "mark":
-		err := pgx.BeginFunc(context.Background(), m.w.Pool, func(tx pgx.Tx) error { return inbox.MarkCompleted(context.Background(), tx, m.id(n), 7, "") })
-		held := r.status == "pending" && r.live
-		same(t, what, outcome(err), map[bool]string{true: "in_progress", false: "ok"}[held])
-		if !held && r.status != "completed" {
-			r.takeOver()
-			r.complete(7)
-			r.payload = false
-		}
-	}
-}
-
-// Purge is retention.
-func (m *machine) Purge(t *rapid.T) {
-	n, r := m.draw(t)
-	m.w.exec(`delete from commitbox.inbox where consumer = $1 and message_id = $2 and status in ('completed', 'dead')`, m.consumer, m.id(n).Message)
-	if r.status == "completed" || r.status == "dead" {
-		*r = row{effects: r.effects, stale: r.stale}
-	}
-}
-
-// Check compares every row with the model.
-func (m *machine) Check(t *rapid.T) {
+	want := make([]string, len(m.rows))
 	for n := range m.rows {
-		r, id := &m.rows[n], m.id(n)
-		got := one[string](m.w, `select coalesce((select concat_ws(' ', status, attempts, (select count(*) from commitbox.inbox_step s where s.consumer = i.consumer and s.message_id = i.message_id),
-				case when status <> 'completed' then payload is not null end) from commitbox.inbox i where consumer = $1 and message_id = $2), 'none')
-			|| ' ' || (select count(*) from effect where id = $3)`, id.Consumer, id.Message, id.String())
-		want := fmt.Sprintf("%s %d %d", r.status, r.attempts, r.steps)
-		switch {
-		case r.status == "":
-			want = "none"
-		case r.status != "completed":
-			want += map[bool]string{true: " t", false: " f"}[r.payload]
+		r := &m.rows[n]
+		switch r.status {
+		case "":
+			want[n] = fmt.Sprint("none ", r.effects)
+		case "completed":
+			want[n] = fmt.Sprint(r.status, " ", r.attempts, " ", len(r.steps), " ", r.effects)
+		default:
+			want[n] = fmt.Sprint(r.status, " ", r.attempts, " ", len(r.steps), " ", map[bool]string{true: "t", false: "f"}[r.payload], " ", r.effects)
 		}
-		same(t, id.String(), got, fmt.Sprintf("%s %d", want, r.effects))
+	}
+	if !slices.Equal(got, want) {
+		t.Fatalf("the rows are %q, want %q", got, want)
+	}
+	if n := modelSteps.Add(1); n%50_000 == 0 {
+		m.w.t.Logf("%d steps", n)
 	}
 }
 
 func (m *machine) close() {
 	for n := range m.rows {
-		for _, lease := range append(m.rows[n].stale, m.rows[n].lease) {
-			if lease != nil {
-				_ = lease.Release(context.Background())
-			}
+		r := &m.rows[n]
+		r.takeOver()
+		for _, lease := range r.stale {
+			_ = lease.Release(context.Background())
 		}
 	}
 }
 
 // Random operations on three messages give what a naive inbox gives: status, attempts, steps, payload, effects and
-// every answer.
+// every answer. The long form makes a million of them.
 func TestModel(t *testing.T) {
-	checks, steps := "40", "60"
+	checks, steps := "10", "60"
 	if os.Getenv("COMMITBOX_SOAK") != "" {
-		checks, steps = "10000", "100"
+		checks, steps = "2600", "100"
 	}
 	for name, value := range map[string]string{"rapid.checks": checks, "rapid.steps": steps} {
 		if err := flag.Set(name, value); err != nil {
@@ -354,13 +239,19 @@ func TestModel(t *testing.T) {
 		}
 	}
 	w := newWorld(t)
-	box := w.box(inbox.Config{MaxAttempts: modelAttempts})
-	rapid.Check(t, func(t *rapid.T) {
-		m := &machine{w: w, box: box, consumer: fmt.Sprint("run", modelRuns.Add(1))}
-		defer m.close()
-		t.Repeat(map[string]func(*rapid.T){
-			"process": m.Process, "handle": m.Handle, "acquire": m.Acquire, "lease": m.EndLease, "time": m.Time,
-			"operate": m.Operate, "purge": m.Purge, "": m.Check,
+	box := w.box(inbox.Config{MaxAttempts: modelAttempts, LeaseFor: time.Hour}) // only Time ends a lease
+	t.Cleanup(func() { t.Logf("%d steps in all", modelSteps.Load()-modelRuns.Load()) })
+	for part := range 4 {
+		t.Run(fmt.Sprint(part), func(t *testing.T) {
+			t.Parallel()
+			rapid.Check(t, func(t *rapid.T) {
+				m := newMachine(w, box)
+				defer m.close()
+				t.Repeat(map[string]func(*rapid.T){
+					"process": m.Process, "batch": m.Batch, "handle": m.Handle, "record": m.Record, "acquire": m.Acquire, "lease": m.EndLease,
+					"leased": m.Leased, "resume": m.Resume, "time": m.Time, "operate": m.Operate, "ask": m.Ask, "purge": m.Purge, "": m.Check,
+				})
+			})
 		})
-	})
+	}
 }

@@ -134,7 +134,7 @@ type Entry struct {
 	ID          ID
 	Status      Status
 	Attempts    int
-	ReceivedAt  time.Time // zero in lists of ended rows
+	ReceivedAt  time.Time
 	FinishedAt  time.Time // zero unless completed or dead
 	DueAt       time.Time // when a failed row runs again, or a lease ends; else zero
 	LastError   string
@@ -157,22 +157,11 @@ func (b *Box) Get(ctx context.Context, id ID) (Entry, error) {
 		return Entry{}, unavailable(err).asError(id)
 	}
 	e := Entry{
-		ID: id, Status: Status(row.Status), Attempts: int(row.Attempts), ReceivedAt: row.ReceivedAt, LastError: row.LastError,
-		TraceID: row.TraceID, PayloadKept: row.Payload != nil, Payload: row.Payload,
-	}
-	e.FinishedAt, e.DueAt = orZero(row.FinishedAt), orZero(row.NextAttemptAt)
-	if row.LeaseUntil != nil {
-		e.DueAt = *row.LeaseUntil
+		ID: id, Status: Status(row.Status), Attempts: int(row.Attempts), ReceivedAt: row.ReceivedAt, FinishedAt: row.FinishedAt, DueAt: row.DueAt,
+		LastError: row.LastError, TraceID: row.TraceID, PayloadKept: row.Payload != nil, Payload: row.Payload,
 	}
 	e.Headers, err = readHeaders(row.Headers)
 	return e, err
-}
-
-func orZero(t *time.Time) time.Time {
-	if t == nil {
-		return time.Time{}
-	}
-	return *t
 }
 
 // Stats is what of a consumer is not done. Completed rows are not counted here, because that would read them all.

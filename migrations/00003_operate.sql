@@ -126,7 +126,72 @@ end
 $$;
 -- +goose StatementEnd
 
+-- One message as an operator sees it; no row: there is none. A plain read by primary key.
+-- +goose StatementBegin
+create function commitbox.inbox_get(consumer text, message_id text) returns table (
+    status text, attempts integer, epoch bigint, received_at timestamptz, finished_at timestamptz, due_at timestamptz,
+    last_error text, trace_id text, payload bytea, headers jsonb, result bytea
+) language sql stable as $$
+    select i.status, i.attempts, i.epoch, i.received_at, i.finished_at, coalesce(i.next_attempt_at, i.lease_until),
+           i.last_error, i.trace_id, i.payload, i.headers, i.result
+      from commitbox.inbox i where i.consumer = $1 and i.message_id = $2;
+$$;
+-- +goose StatementEnd
+
+-- A page of a consumer's messages of one status without their payloads, the oldest first, behind the cursor of the last
+-- one of the page before: by the time of receipt if they are pending or failed, else by their end. Older: at least so old
+-- by that time. Plain reads: inbox_open, as a range without a sort, or inbox_ended_at, where those of one instant are
+-- sorted. Planned for each call: a plan that was made for an empty table would stay.
+-- +goose StatementBegin
+create function commitbox.inbox_list(
+    consumer text, status text, older interval default '0', after_at timestamptz default '-infinity', after_id text default '', page integer default 100
+) returns table (
+    message_id text, attempts integer, received_at timestamptz, finished_at timestamptz, due_at timestamptz, last_error text, payload_kept boolean
+) language plpgsql stable set plan_cache_mode = force_custom_plan as $$
+#variable_conflict use_column
+begin
+    if inbox_list.status in ('pending', 'failed') then
+        return query
+        select i.message_id, i.attempts, i.received_at, i.finished_at, coalesce(i.next_attempt_at, i.lease_until), i.last_error, i.payload is not null
+          from commitbox.inbox i
+         where i.consumer = inbox_list.consumer and i.finished_at is null and i.status = inbox_list.status
+           and i.received_at <= statement_timestamp() - inbox_list.older
+           and (i.received_at, i.message_id) > (inbox_list.after_at, inbox_list.after_id)
+         order by i.received_at, i.message_id limit inbox_list.page;
+    else
+        return query
+        select i.message_id, i.attempts, i.received_at, i.finished_at, null::timestamptz, i.last_error, i.payload is not null
+          from commitbox.inbox i
+         where i.consumer = inbox_list.consumer and i.finished_at is not null and i.status = inbox_list.status
+           and i.finished_at <= statement_timestamp() - inbox_list.older
+           and (i.finished_at, i.message_id) > (inbox_list.after_at, inbox_list.after_id)
+         order by i.finished_at, i.message_id limit inbox_list.page;
+    end if;
+end
+$$;
+-- +goose StatementEnd
+
+-- What of a consumer is not completed, and how many seconds ago the oldest message arrived that is neither completed nor
+-- dead. Expired ones are pending. Plain reads: inbox_open and the dead part of inbox_ended_at; completed rows, which are
+-- most, are not read and not counted.
+-- +goose StatementBegin
+create function commitbox.inbox_stats(consumer text) returns table (
+    pending bigint, expired bigint, failed bigint, dead bigint, oldest_seconds double precision
+) language sql stable as $$
+    select o.pending, o.expired, o.failed, d.dead, coalesce(extract(epoch from statement_timestamp() - o.oldest), 0)::float8
+      from (select count(*) filter (where i.status = 'pending') as pending,
+                   count(*) filter (where i.status = 'pending' and i.lease_until < statement_timestamp()) as expired,
+                   count(*) filter (where i.status = 'failed') as failed, min(i.received_at) as oldest
+              from commitbox.inbox i where i.consumer = $1 and i.finished_at is null) o,
+           (select count(*) as dead
+              from commitbox.inbox i where i.consumer = $1 and i.finished_at is not null and i.status = 'dead') d;
+$$;
+-- +goose StatementEnd
+
 -- +goose Down
+drop function commitbox.inbox_stats(text);
+drop function commitbox.inbox_list(text, text, interval, timestamptz, text, integer);
+drop function commitbox.inbox_get(text, text);
 drop function commitbox.inbox_mark_completed(text, text, bytea, text);
 drop function commitbox.inbox_discard(text, text, text);
 drop function commitbox.inbox_requeue(text, text, text);

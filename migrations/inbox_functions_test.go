@@ -1,6 +1,7 @@
 package migrations_test
 
 import (
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -74,6 +75,39 @@ func TestConcurrentInboxRequeues(t *testing.T) {
 	}
 	if n := one[int64](t, db, "select count(*) from commitbox.audit"); n != done.Load() {
 		t.Errorf("%d audit rows for %d requeues", n, done.Load())
+	}
+}
+
+// What an operator asks from psql: one message, a page of a list by its cursor, and the counts.
+func TestInboxGetListAndStats(t *testing.T) {
+	t.Parallel()
+	db := testenv.Database(t)
+	for i, id := range []string{"f1", "f2", "f3"} {
+		row(t, db, id, "failed", ", next_attempt_at, received_at, last_error", fmt.Sprintf(", now() + interval '1 hour', now() - interval '%d minutes', 'e'", 30-i))
+	}
+	row(t, db, "d1", "dead", ", finished_at, payload, headers", `, now() - interval '1 hour', 'p', '{"h": "v"}'`)
+	row(t, db, "d2", "dead", ", finished_at", ", now()")
+	row(t, db, "c", "completed", ", finished_at, result", ", now(), 'r'")
+	row(t, db, "live", "pending", ", lease_token, lease_until", ", gen_random_uuid(), now() + interval '1 hour'")
+	row(t, db, "late", "pending", ", lease_token, lease_until", ", gen_random_uuid(), now() - interval '1 hour'")
+	for query, want := range map[string]string{
+		`select concat_ws(' ', status, attempts, epoch, finished_at is null, due_at is null, encode(payload, 'escape'), headers, encode(result, 'escape'))
+			from commitbox.inbox_get('c', 'd1')`: `dead 3 5 f t p {"h": "v"}`,
+		`select concat_ws(' ', status, due_at < now(), payload is null) from commitbox.inbox_get('c', 'late')`: "pending t t",
+		`select count(*)::text from commitbox.inbox_get('other', 'd1')`:                                        "0",
+		`select string_agg(message_id, ' ') from commitbox.inbox_list('c', 'failed', page => 2)`:               "f1 f2",
+		`select string_agg(concat_ws(' ', message_id, attempts, finished_at is null, due_at > now(), last_error, payload_kept), ' ')
+			from commitbox.inbox_list('c', 'failed', after_at => (select received_at from commitbox.inbox where message_id = 'f2'), after_id => 'f2')`: "f3 3 t t e f",
+		`select string_agg(message_id || ' ' || payload_kept, ' ') from commitbox.inbox_list('c', 'dead')`:                            "d1 true d2 false",
+		`select string_agg(message_id, ' ') from commitbox.inbox_list('c', 'dead', older => '1 minute')`:                              "d1",
+		`select string_agg(message_id, ' ') from commitbox.inbox_list('c', 'completed')`:                                              "c",
+		`select string_agg(message_id, ' ' order by message_id) from commitbox.inbox_list('c', 'pending')`:                            "late live",
+		`select concat_ws(' ', pending, expired, failed, dead, oldest_seconds between 1795 and 3600) from commitbox.inbox_stats('c')`: "2 1 3 2 t",
+		`select concat_ws(' ', pending, expired, failed, dead, oldest_seconds) from commitbox.inbox_stats('other')`:                   "0 0 0 0 0",
+	} {
+		if got := one[string](t, db, query); got != want {
+			t.Errorf("%s:\n%q, want %q", query, got, want)
+		}
 	}
 }
 

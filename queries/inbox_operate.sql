@@ -1,46 +1,22 @@
 -- name: InboxGet :one
--- One row for a person or a program that asks. Locks: none. Index: primary key.
-select i.status, i.attempts, i.epoch, i.received_at, i.finished_at, i.next_attempt_at, i.lease_until,
-       coalesce(i.last_error, '')::text as last_error, coalesce(i.trace_id, '')::text as trace_id,
-       i.payload, coalesce(i.headers, '{}')::text as headers, i.result
-  from commitbox.inbox i
- where i.consumer = @consumer::text and i.message_id = @message_id::text;
+-- One row for a person or a program that asks; see the function. A time that is not set is Go's zero time. Locks: none. Index:
+-- primary key.
+select g.status::text as status, g.attempts::integer as attempts, g.epoch::bigint as epoch, g.received_at::timestamptz as received_at,
+       coalesce(g.finished_at, '0001-01-01 00:00+00')::timestamptz as finished_at, coalesce(g.due_at, '0001-01-01 00:00+00')::timestamptz as due_at, coalesce(g.last_error, '')::text as last_error, coalesce(g.trace_id, '')::text as trace_id,
+       g.payload::bytea as payload, coalesce(g.headers, '{}')::text as headers, g.result::bytea as result
+  from commitbox.inbox_get(@consumer::text, @message_id::text) g;
 
--- name: InboxListOpen :many
--- A page of a consumer's unfinished rows, the oldest first, behind a cursor. Locks: none. Index: inbox_open, as a range
--- without a sort.
-select i.message_id, i.attempts, i.received_at as at, coalesce(i.next_attempt_at, i.lease_until) as due_at,
-       coalesce(i.last_error, '')::text as last_error, (i.payload is not null)::boolean as payload_kept
-  from commitbox.inbox i
- where i.consumer = @consumer::text and i.finished_at is null and i.status = @status::text
-   and i.received_at <= statement_timestamp() - make_interval(secs => @older_seconds::float8)
-   and (i.received_at, i.message_id) > (@after_at::timestamptz, @after_id::text)
- order by i.received_at, i.message_id
- limit @page::integer;
-
--- name: InboxListEnded :many
--- A page of a consumer's completed or dead rows, the first ended first, behind a cursor. Locks: none. Index:
--- inbox_ended_at, as a range; rows of one instant are sorted by id.
-select i.message_id, i.attempts, i.finished_at as at,
-       coalesce(i.last_error, '')::text as last_error, (i.payload is not null)::boolean as payload_kept
-  from commitbox.inbox i
- where i.consumer = @consumer::text and i.finished_at is not null and i.status = @status::text
-   and i.finished_at <= statement_timestamp() - make_interval(secs => @older_seconds::float8)
-   and (i.finished_at, i.message_id) > (@after_at::timestamptz, @after_id::text)
- order by i.finished_at, i.message_id
- limit @page::integer;
+-- name: InboxList :many
+-- A page of a consumer's rows of one status; see the function. Locks: none. Index: inbox_open or inbox_ended_at.
+select l.message_id::text as message_id, l.attempts::integer as attempts, l.received_at::timestamptz as received_at,
+       coalesce(l.finished_at, '0001-01-01 00:00+00')::timestamptz as finished_at, coalesce(l.due_at, '0001-01-01 00:00+00')::timestamptz as due_at,
+       coalesce(l.last_error, '')::text as last_error, l.payload_kept::boolean as payload_kept
+  from commitbox.inbox_list(@consumer::text, @status::text, make_interval(secs => @older_seconds::float8), @after_at::timestamptz, @after_id::text, @page::integer) l;
 
 -- name: InboxStats :one
--- What of a consumer is not done. Locks: none. Indexes: inbox_open and the dead part of inbox_ended_at; completed rows
--- are not read.
-select o.pending::bigint as pending, o.expired::bigint as expired, o.failed::bigint as failed, d.dead::bigint as dead,
-       coalesce(extract(epoch from statement_timestamp() - o.oldest), 0)::float8 as oldest_seconds
-  from (select count(*) filter (where i.status = 'pending') as pending,
-               count(*) filter (where i.status = 'pending' and i.lease_until < statement_timestamp()) as expired,
-               count(*) filter (where i.status = 'failed') as failed, min(i.received_at) as oldest
-          from commitbox.inbox i where i.consumer = @consumer::text and i.finished_at is null) o,
-       (select count(*) as dead
-          from commitbox.inbox i where i.consumer = @consumer::text and i.finished_at is not null and i.status = 'dead') d;
+-- What of a consumer is not done; see the function. Locks: none. Index: inbox_open and inbox_ended_at.
+select s.pending::bigint as pending, s.expired::bigint as expired, s.failed::bigint as failed, s.dead::bigint as dead, s.oldest_seconds::float8 as oldest_seconds
+  from commitbox.inbox_stats(@consumer::text) s;
 
 -- name: InboxConsumers :many
 -- The names of all consumers. Locks: none. Index: primary key, one probe per consumer and no scan.

@@ -62,11 +62,10 @@ func (q *Queries) InboxDiscard(ctx context.Context, arg InboxDiscardParams) (boo
 }
 
 const InboxGet = `-- name: InboxGet :one
-select i.status, i.attempts, i.epoch, i.received_at, i.finished_at, i.next_attempt_at, i.lease_until,
-       coalesce(i.last_error, '')::text as last_error, coalesce(i.trace_id, '')::text as trace_id,
-       i.payload, coalesce(i.headers, '{}')::text as headers, i.result
-  from commitbox.inbox i
- where i.consumer = $1::text and i.message_id = $2::text
+select g.status::text as status, g.attempts::integer as attempts, g.epoch::bigint as epoch, g.received_at::timestamptz as received_at,
+       coalesce(g.finished_at, '0001-01-01 00:00+00')::timestamptz as finished_at, coalesce(g.due_at, '0001-01-01 00:00+00')::timestamptz as due_at, coalesce(g.last_error, '')::text as last_error, coalesce(g.trace_id, '')::text as trace_id,
+       g.payload::bytea as payload, coalesce(g.headers, '{}')::text as headers, g.result::bytea as result
+  from commitbox.inbox_get($1::text, $2::text) g
 `
 
 type InboxGetParams struct {
@@ -75,21 +74,21 @@ type InboxGetParams struct {
 }
 
 type InboxGetRow struct {
-	Status        string
-	Attempts      int32
-	Epoch         int64
-	ReceivedAt    time.Time
-	FinishedAt    *time.Time
-	NextAttemptAt *time.Time
-	LeaseUntil    *time.Time
-	LastError     string
-	TraceID       string
-	Payload       []byte
-	Headers       string
-	Result        []byte
+	Status     string
+	Attempts   int32
+	Epoch      int64
+	ReceivedAt time.Time
+	FinishedAt time.Time
+	DueAt      time.Time
+	LastError  string
+	TraceID    string
+	Payload    []byte
+	Headers    string
+	Result     []byte
 }
 
-// One row for a person or a program that asks. Locks: none. Index: primary key.
+// One row for a person or a program that asks; see the function. A time that is not set is Go's zero time. Locks: none. Index:
+// primary key.
 func (q *Queries) InboxGet(ctx context.Context, arg InboxGetParams) (InboxGetRow, error) {
 	row := q.db.QueryRow(ctx, InboxGet, arg.Consumer, arg.MessageID)
 	var i InboxGetRow
@@ -99,8 +98,7 @@ func (q *Queries) InboxGet(ctx context.Context, arg InboxGetParams) (InboxGetRow
 		&i.Epoch,
 		&i.ReceivedAt,
 		&i.FinishedAt,
-		&i.NextAttemptAt,
-		&i.LeaseUntil,
+		&i.DueAt,
 		&i.LastError,
 		&i.TraceID,
 		&i.Payload,
@@ -110,18 +108,14 @@ func (q *Queries) InboxGet(ctx context.Context, arg InboxGetParams) (InboxGetRow
 	return i, err
 }
 
-const InboxListEnded = `-- name: InboxListEnded :many
-select i.message_id, i.attempts, i.finished_at as at,
-       coalesce(i.last_error, '')::text as last_error, (i.payload is not null)::boolean as payload_kept
-  from commitbox.inbox i
- where i.consumer = $1::text and i.finished_at is not null and i.status = $2::text
-   and i.finished_at <= statement_timestamp() - make_interval(secs => $3::float8)
-   and (i.finished_at, i.message_id) > ($4::timestamptz, $5::text)
- order by i.finished_at, i.message_id
- limit $6::integer
+const InboxList = `-- name: InboxList :many
+select l.message_id::text as message_id, l.attempts::integer as attempts, l.received_at::timestamptz as received_at,
+       coalesce(l.finished_at, '0001-01-01 00:00+00')::timestamptz as finished_at, coalesce(l.due_at, '0001-01-01 00:00+00')::timestamptz as due_at,
+       coalesce(l.last_error, '')::text as last_error, l.payload_kept::boolean as payload_kept
+  from commitbox.inbox_list($1::text, $2::text, make_interval(secs => $3::float8), $4::timestamptz, $5::text, $6::integer) l
 `
 
-type InboxListEndedParams struct {
+type InboxListParams struct {
 	Consumer     string
 	Status       string
 	OlderSeconds float64
@@ -130,18 +124,19 @@ type InboxListEndedParams struct {
 	Page         int32
 }
 
-type InboxListEndedRow struct {
+type InboxListRow struct {
 	MessageID   string
 	Attempts    int32
-	At          *time.Time
+	ReceivedAt  time.Time
+	FinishedAt  time.Time
+	DueAt       time.Time
 	LastError   string
 	PayloadKept bool
 }
 
-// A page of a consumer's completed or dead rows, the first ended first, behind a cursor. Locks: none. Index:
-// inbox_ended_at, as a range; rows of one instant are sorted by id.
-func (q *Queries) InboxListEnded(ctx context.Context, arg InboxListEndedParams) ([]InboxListEndedRow, error) {
-	rows, err := q.db.Query(ctx, InboxListEnded,
+// A page of a consumer's rows of one status; see the function. Locks: none. Index: inbox_open or inbox_ended_at.
+func (q *Queries) InboxList(ctx context.Context, arg InboxListParams) ([]InboxListRow, error) {
+	rows, err := q.db.Query(ctx, InboxList,
 		arg.Consumer,
 		arg.Status,
 		arg.OlderSeconds,
@@ -153,77 +148,14 @@ func (q *Queries) InboxListEnded(ctx context.Context, arg InboxListEndedParams) 
 		return nil, err
 	}
 	defer rows.Close()
-	var items []InboxListEndedRow
+	var items []InboxListRow
 	for rows.Next() {
-		var i InboxListEndedRow
+		var i InboxListRow
 		if err := rows.Scan(
 			&i.MessageID,
 			&i.Attempts,
-			&i.At,
-			&i.LastError,
-			&i.PayloadKept,
-		); err != nil {
-			return nil, err
-		}
-		items = append(items, i)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
-}
-
-const InboxListOpen = `-- name: InboxListOpen :many
-select i.message_id, i.attempts, i.received_at as at, coalesce(i.next_attempt_at, i.lease_until) as due_at,
-       coalesce(i.last_error, '')::text as last_error, (i.payload is not null)::boolean as payload_kept
-  from commitbox.inbox i
- where i.consumer = $1::text and i.finished_at is null and i.status = $2::text
-   and i.received_at <= statement_timestamp() - make_interval(secs => $3::float8)
-   and (i.received_at, i.message_id) > ($4::timestamptz, $5::text)
- order by i.received_at, i.message_id
- limit $6::integer
-`
-
-type InboxListOpenParams struct {
-	Consumer     string
-	Status       string
-	OlderSeconds float64
-	AfterAt      time.Time
-	AfterID      string
-	Page         int32
-}
-
-type InboxListOpenRow struct {
-	MessageID   string
-	Attempts    int32
-	At          time.Time
-	DueAt       *time.Time
-	LastError   string
-	PayloadKept bool
-}
-
-// A page of a consumer's unfinished rows, the oldest first, behind a cursor. Locks: none. Index: inbox_open, as a range
-// without a sort.
-func (q *Queries) InboxListOpen(ctx context.Context, arg InboxListOpenParams) ([]InboxListOpenRow, error) {
-	rows, err := q.db.Query(ctx, InboxListOpen,
-		arg.Consumer,
-		arg.Status,
-		arg.OlderSeconds,
-		arg.AfterAt,
-		arg.AfterID,
-		arg.Page,
-	)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	var items []InboxListOpenRow
-	for rows.Next() {
-		var i InboxListOpenRow
-		if err := rows.Scan(
-			&i.MessageID,
-			&i.Attempts,
-			&i.At,
+			&i.ReceivedAt,
+			&i.FinishedAt,
 			&i.DueAt,
 			&i.LastError,
 			&i.PayloadKept,
@@ -331,14 +263,8 @@ func (q *Queries) InboxRunnable(ctx context.Context, arg InboxRunnableParams) ([
 }
 
 const InboxStats = `-- name: InboxStats :one
-select o.pending::bigint as pending, o.expired::bigint as expired, o.failed::bigint as failed, d.dead::bigint as dead,
-       coalesce(extract(epoch from statement_timestamp() - o.oldest), 0)::float8 as oldest_seconds
-  from (select count(*) filter (where i.status = 'pending') as pending,
-               count(*) filter (where i.status = 'pending' and i.lease_until < statement_timestamp()) as expired,
-               count(*) filter (where i.status = 'failed') as failed, min(i.received_at) as oldest
-          from commitbox.inbox i where i.consumer = $1::text and i.finished_at is null) o,
-       (select count(*) as dead
-          from commitbox.inbox i where i.consumer = $1::text and i.finished_at is not null and i.status = 'dead') d
+select s.pending::bigint as pending, s.expired::bigint as expired, s.failed::bigint as failed, s.dead::bigint as dead, s.oldest_seconds::float8 as oldest_seconds
+  from commitbox.inbox_stats($1::text) s
 `
 
 type InboxStatsRow struct {
@@ -349,8 +275,7 @@ type InboxStatsRow struct {
 	OldestSeconds float64
 }
 
-// What of a consumer is not done. Locks: none. Indexes: inbox_open and the dead part of inbox_ended_at; completed rows
-// are not read.
+// What of a consumer is not done; see the function. Locks: none. Index: inbox_open and inbox_ended_at.
 func (q *Queries) InboxStats(ctx context.Context, consumer string) (InboxStatsRow, error) {
 	row := q.db.QueryRow(ctx, InboxStats, consumer)
 	var i InboxStatsRow
