@@ -19,6 +19,9 @@ import (
 // ends the transaction in another way than by returning, the error is ErrTxEnded and the lease has ended. Work that this
 // lease has completed already is not run again; its stored result is returned. While the transaction is open, its lock on
 // the row is the lease, and no time limits it. The rules for tx are those of [Process].
+//
+// Not promised: that fn runs once; every run but the last one is rolled back. After ErrOutcomeUnknown its writes may be
+// committed: call it again or let the message be delivered again, and do not repeat fn's work elsewhere.
 func CompleteIn[R any](ctx context.Context, lease *Lease, fn func(ctx context.Context, tx pgx.Tx) (R, error)) (R, error) {
 	var value R
 	if fn == nil {

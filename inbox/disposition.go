@@ -43,6 +43,9 @@ const retryDefault = time.Second
 // holds the payload. Of errors of several messages in one chain, where a handler handles another message, the outermost
 // decides. An error that this package does not know is retried: it is the caller's, and nothing says that the
 // message was handled.
+//
+// Not promised: an end of the retries, for errors that leave no attempt in the row: the broker's own limit bounds those.
+// And nothing is sent: a verdict is kept by who settles the delivery.
 func Disposition(err error) Action {
 	if err == nil {
 		return Action{Verdict: Ack}
@@ -82,7 +85,8 @@ func (e *Error) disposition() Action {
 // Retryable says whether the same message may succeed when it is delivered again: it is in progress, failed with
 // attempts left, not due, or the store or its answer was missing. A serialization failure or a deadlock that PostgreSQL
 // reported to the caller of [Handle], such as at COMMIT, is retryable as well: begin a new transaction and call Handle
-// again.
+// again. Not promised: that it will succeed, or that nothing was committed: after ErrOutcomeUnknown only the same id is
+// safe to use again.
 func Retryable(err error) bool {
 	var e *Error
 	if errors.As(err, &e) {

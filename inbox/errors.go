@@ -92,7 +92,8 @@ func (e *PanicError) Unwrap() error {
 	return err
 }
 
-// Permanent marks a handler's error as one that no further attempt can mend: the message is given up at once.
+// Permanent marks a handler's error as one that no further attempt can mend: the message is given up at once. Not
+// promised: that it stays so, for an operator can requeue it; and it has no meaning outside a handler's return.
 func Permanent(err error) error {
 	if err == nil {
 		return nil

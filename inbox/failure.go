@@ -31,6 +31,10 @@ const anyEpoch = -1
 // worker has completed the message meanwhile. An error that is no failure of the handler (in progress, not due, the
 // store's state) is returned as it is and nothing is recorded. A row that was requeued or decided after the attempt
 // began is left alone, and so is one that has the failure already, because Handle's transaction was committed after all.
+//
+// Not promised: a count of attempts that ended with their process. Whoever dies between the rollback and this call
+// leaves no trace; Message.Delivery is the second limit for these. An err that is not Handle's own says nothing about
+// the row that the attempt saw, and is counted against whatever row there is: call it once for each failure.
 func RecordFailure(ctx context.Context, box *Box, msg Message, err error) error {
 	if err == nil {
 		return &commitbox.InputError{Field: "err", Problem: "is nil"}

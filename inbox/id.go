@@ -9,7 +9,8 @@ const (
 )
 
 // ID says which message is handled by whom. Both parts are compared byte by byte. Two consumers that handle one message
-// each have their own row and both run.
+// each have their own row and both run. Not promised: that two messages differ. A producer that gives one id to two messages
+// gets one effect (see Message.Fingerprint), and one that gives two ids to copies of a message gets two.
 type ID struct {
 	Consumer string // the handler's name, such as "payments.charge"; 1 to 200 bytes, valid UTF-8 without NUL
 	Message  string // the message's identity, the same on every copy; 1 to 512 bytes, valid UTF-8 without NUL

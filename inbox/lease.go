@@ -46,6 +46,10 @@ type Lease struct {
 // The errors are those of [Process]: ErrInProgress while another worker holds it, ErrNotDue, ErrDead (attempts are
 // counted here, by each lease), ErrPayloadMismatch, ErrUnavailable. A message that is completed is an [*Error] of the
 // outcome Replayed, which [Disposition] acks; [IsCompleted] reads its result.
+//
+// Not promised: that a later Acquire finds what this one's holder has done outside the database, unless it is a [Step]; an
+// end of the work, for a lease is renewed as long as its process lives; and a place in a queue, for of several who ask
+// again any may be next.
 func (b *Box) Acquire(ctx context.Context, msg Message) (*Lease, error) {
 	if err := errors.Join(b.check(), msg.check()); err != nil {
 		return nil, err
@@ -133,11 +137,13 @@ func (b *Box) newLease(msg Message, token pgtype.UUID, row db.InboxAcquireRow, a
 // ID returns the message's id.
 func (l *Lease) ID() ID { return l.msg.ID }
 
-// Attempt returns how many leases the message has had, this one included.
+// Attempt returns how many leases the message has had, this one included, since it was last requeued. Not promised: that
+// each of them ran; and those that were released are not counted.
 func (l *Lease) Attempt() int { return l.attempt }
 
 // Bind returns a context that ends with ctx and when the lease is lost, but not when its holder ends it. The cause of a
-// loss is ErrLeaseLost. Work under the lease runs with it.
+// loss is ErrLeaseLost. Work under the lease runs with it. Not promised: that a process that stood still hears of its loss
+// before its successor begins.
 func (l *Lease) Bind(ctx context.Context) (context.Context, context.CancelFunc) {
 	bound, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(l.ctx, func() {

@@ -13,6 +13,9 @@ import (
 // Complete ends leased work with its result and returns what a replay will return. It may be called again after any
 // error but ErrLeaseLost, and after it has succeeded: completing twice is completing once. The end of ctx does not keep
 // it from being sent.
+//
+// Not promised: that a second call's result counts (the first one's stays, though each call returns its own), and that an
+// error which is not ErrLeaseLost means that nothing was stored.
 func Complete[R any](ctx context.Context, lease *Lease, result R) (R, error) {
 	stored, err := roundTrip(&result, lease.box.ResultMax)
 	if err != nil {
@@ -82,7 +85,8 @@ var errRowLocked = errors.New("another transaction holds the message's row; if i
 
 // Fail ends leased work that did not succeed, and returns the [*Error] that is given to [Disposition]: failed and when
 // it is due again, or dead. A lost lease is ErrLeaseLost. Results of steps stay, so that the next lease goes on behind
-// them. The end of ctx does not keep it from being sent.
+// them. The end of ctx does not keep it from being sent. Not promised: that what the work did outside the database is
+// undone.
 func (l *Lease) Fail(ctx context.Context, cause error) error {
 	ctx, cancel := detached(ctx)
 	defer cancel()
@@ -110,7 +114,8 @@ func (l *Lease) Fail(ctx context.Context, cause error) error {
 }
 
 // Release gives the lease back without a result: the message is due at once and the attempt is not counted. It is for a
-// process that stops. A lease that is lost or ended is released already.
+// process that stops. A lease that is lost or ended is released already. Not promised: that the work did not begin, or
+// that somebody goes on with it: that is a redelivery's or [Resume]'s part.
 func (l *Lease) Release(ctx context.Context) error {
 	if l.ctx.Err() != nil {
 		return nil

@@ -41,7 +41,8 @@ func (e Entry) Cursor() Cursor {
 }
 
 // List returns a page of a consumer's rows of one status, the oldest first, without their payloads. A page that is not
-// full is the last one.
+// full is the last one. The SQL function inbox_list says the same. Not promised: one snapshot of several pages; a row that
+// changes its status meanwhile may be missed or be in two lists.
 func (b *Box) List(ctx context.Context, f Filter) ([]Entry, error) {
 	if f.Limit == 0 {
 		f.Limit = pageDefault

@@ -34,7 +34,7 @@ type Message struct {
 }
 
 // FingerprintOf returns the SHA-256 fingerprint of a payload, byte for byte: JSON with its keys in another order is
-// another payload.
+// another payload. Not promised: who sent it; it is no signature.
 func FingerprintOf(payload []byte) []byte {
 	sum := sha256.Sum256(payload)
 	return append([]byte{fingerprintSHA256}, sum[:]...)

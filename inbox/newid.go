@@ -21,7 +21,9 @@ const idSeparator = "/"
 
 // NewID makes the canonical id of a call: the consumer is service/function, the message partition/serial. Parts are
 // escaped, so that different parts never give one id; [ID.Parts] reads them back. The same form is the key in every
-// store. Parts are any bytes; the limits of an [ID] hold for the escaped form.
+// store. Parts are any bytes; the limits of an [ID] hold for the escaped form. Not promised: that the id is unique or stays
+// the same on a retry, which is the serial's part; and that parts which look alike, such as two forms of one letter, give
+// one id.
 func NewID(service, function, partition, serial string) (ID, error) {
 	err := errors.Join(require("service", service), require("function", function), require("serial", serial))
 	if err != nil {
@@ -41,7 +43,7 @@ func require(field, value string) error {
 	return nil
 }
 
-// Parts reads an id that NewID has made. Any other id is an error.
+// Parts reads an id of the form that NewID makes; any other is an error. Not promised: that NewID has made it.
 func (id ID) Parts() (Parts, error) {
 	service, function, ok1 := strings.Cut(id.Consumer, idSeparator)
 	partition, serial, ok2 := strings.Cut(id.Message, idSeparator)

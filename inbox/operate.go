@@ -19,7 +19,8 @@ var ErrNotFound = errors.New("no such message in a state that allows this")
 const reasonLenMax = 900
 
 // IsCompleted says whether a message is completed, and returns its stored result. It reads only. A result that does not
-// fit R is ErrNoResult; ask with Void where it does not matter.
+// fit R is ErrNoResult; ask with Void where it does not matter. Not promised: that a false answer is still true when it
+// arrives, so it is no guard for work; and that a true one lasts longer than retention keeps the row.
 func IsCompleted[R any](ctx context.Context, box *Box, id ID) (value R, completed bool, err error) {
 	if err := errors.Join(box.check(), id.check()); err != nil {
 		return value, false, err
@@ -39,7 +40,9 @@ func IsCompleted[R any](ctx context.Context, box *Box, id ID) (value R, complete
 
 // MarkCompleted marks a message as completed with a result, without a handler, in the caller's transaction: for work
 // that was done by hand or by another system. A message that is completed already stays as it is. One that a worker
-// holds is refused with ErrInProgress. The reason is written to the audit table; it may be empty.
+// holds is refused with ErrInProgress. The reason is written to the audit table; it may be empty. Not promised: that the
+// work was done, which is the caller's word; that it counts if tx is rolled back; and that a holder whose lease has expired
+// stops at once: it is fenced when it asks the database.
 func MarkCompleted[R any](ctx context.Context, tx pgx.Tx, id ID, result R, reason string, opts ...Option) error {
 	h := handling{settings: standard, msg: Message{ID: id}, tx: tx}
 	for _, option := range opts {
@@ -69,6 +72,9 @@ func checkReason(reason string) error { return check.OptionalText("reason", reas
 // Requeue makes a failed or dead message runnable at once, with all its attempts, and says whether its row holds the
 // payload, so that [Resume] brings it back; if not, it has to be delivered again from where the broker put it. The
 // reason is written to the audit table. ErrNotFound: there is no failed or dead row. ErrInProgress: it is being run.
+//
+// Not promised: that anybody delivers it. Nothing of this package runs it by itself. A completed message cannot be
+// requeued: whoever wants its effect again sends a new message.
 func (b *Box) Requeue(ctx context.Context, id ID, reason string) (payloadKept bool, err error) {
 	var next string
 	err = b.operate(ctx, id, reason, func(q *db.Queries) (err error) {
@@ -82,7 +88,9 @@ func (b *Box) Requeue(ctx context.Context, id ID, reason string) (payloadKept bo
 }
 
 // Discard gives up a message that is failed, dead or under an expired lease. It leaves a dead row, so that a later
-// delivery does not run it. The reason is written to the row and to the audit table. The errors are those of Requeue.
+// delivery does not run it. The reason is written to the row and to the audit table. The errors are those of Requeue. Not
+// promised: that it stays away longer than retention keeps the row, or that what its attempts did outside the database is
+// undone.
 func (b *Box) Discard(ctx context.Context, id ID, reason string) error {
 	var found bool
 	err := b.operate(ctx, id, reason, func(q *db.Queries) (err error) {
@@ -144,7 +152,9 @@ type Entry struct {
 	Headers     map[string]string // only from Get
 }
 
-// Get returns one row with its payload, if it holds one. ErrNotFound: there is none.
+// Get returns one row with its payload, if it holds one. ErrNotFound: there is none. The SQL function inbox_get says the
+// same. Not promised: that a message without a row was never delivered, because retention removes rows and an attempt in a
+// transaction leaves one only when it ends.
 func (b *Box) Get(ctx context.Context, id ID) (Entry, error) {
 	if err := errors.Join(b.check(), id.check()); err != nil {
 		return Entry{}, err
@@ -171,7 +181,9 @@ type Stats struct {
 	OldestAge             time.Duration // of the pending and failed ones
 }
 
-// Stats counts the rows of a consumer that are not completed.
+// Stats counts the rows of a consumer that are not completed, as the SQL function inbox_stats does. It reads each of them.
+// Not promised: messages that run in a transaction right now, which nobody else can see, and those that no consumer has
+// received.
 func (b *Box) Stats(ctx context.Context, consumer string) (Stats, error) {
 	if err := errors.Join(b.check(), check.Text("consumer", consumer, consumerLenMax)); err != nil {
 		return Stats{}, err
@@ -180,7 +192,8 @@ func (b *Box) Stats(ctx context.Context, consumer string) (Stats, error) {
 	return Stats{Pending: row.Pending, Failed: row.Failed, Dead: row.Dead, Expired: row.Expired, OldestAge: seconds(row.OldestSeconds)}, err
 }
 
-// Consumers returns the names of all consumers that have a row, sorted byte by byte.
+// Consumers returns the names of all consumers that have a row, sorted byte by byte. Not promised: those whose rows
+// retention has removed.
 func (b *Box) Consumers(ctx context.Context) ([]string, error) {
 	return db.New(b.schema.On(b.pool)).InboxConsumers(ctx)
 }

@@ -22,6 +22,9 @@ const resumePage = 100
 // It looks at each row once, the oldest first, and returns how many runs ended without an error. An error of run does
 // not stop it, because the row says what happens next; the errors are returned together, at most 10 of them. A row that
 // cannot be read becomes dead. Resume is one step for a scheduler: call it again and again.
+//
+// Not promised: an order of the messages beyond that, a bound on its duration (give ctx a deadline), and that a row it
+// saw is still runnable; then run's answer is ErrInProgress or the like, which is among the errors.
 func Resume(ctx context.Context, box *Box, consumer string, run func(ctx context.Context, msg Message) error) (done int, err error) {
 	err = errors.Join(box.check(), check.Text("consumer", consumer, consumerLenMax))
 	if run == nil {
