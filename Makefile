@@ -23,6 +23,12 @@ demo: $(SERVICES) ## run the quickstart: ORDERS=1000 (default), BROKER=rabbitmq 
 	@$(SERVICES) run --with $(if $(filter memory,$(BROKER)),postgres,postgres,rabbitmq) -- sh -c \
 	  'DATABASE_URL="$$COMMITBOX_TEST_POSTGRES" AMQP_URL="$${COMMITBOX_TEST_RABBITMQ-}" exec $(BIN)/quickstart'
 
+.PHONY: example
+example: $(SERVICES) ## run an example: NAME=idempotent-http, or another folder of examples/
+	@go build -o $(BIN)/example-$(NAME) ./examples/$(NAME)
+	@$(SERVICES) run --with postgres,rabbitmq -- sh -c \
+	  'DATABASE_URL="$$COMMITBOX_TEST_POSTGRES" AMQP_URL="$$COMMITBOX_TEST_RABBITMQ" exec $(BIN)/example-$(NAME)'
+
 .PHONY: test
 test: $(SERVICES) compiler ## run every test of every module with the race detector
 	@$(SERVICES) run --with $(ALL) -- tools/test.sh -race -timeout 15m -- $(MODULES)
