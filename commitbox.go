@@ -4,6 +4,7 @@
 //
 //   - outbox stores messages in the business transaction and relays them to a broker, at least once, in order per key
 //   - inbox runs a handler with one effect per message, the dedup row written in the handler's transaction
+//   - optimistic changes a row only if it is still at the version that was read
 //   - scheduler runs jobs by cron lines, each tick once across replicas
 //   - migrate creates the tables; migrations holds them as plain SQL
 //   - brokers/… publish and consume

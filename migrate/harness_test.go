@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -56,12 +58,18 @@ func versions(t *testing.T) []int64 {
 		t.Fatal(err)
 	}
 	list := []int64{0}
-	for i := range names {
-		list = append(list, int64(i+1))
+	for _, name := range names {
+		number, _, _ := strings.Cut(name, "_")
+		version, err := strconv.ParseInt(number, 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, version)
 	}
 	return list
 }
 
+// newest is how many migrations there are.
 func newest(t *testing.T) int64 { return int64(len(versions(t)) - 1) }
 
 // query returns a column of one statement.

@@ -57,6 +57,7 @@ var (
 	replica    = columns{"replica": "'r'", "version": "1"}
 	generation = columns{"only_row": "false"}
 	audit      = columns{"action": "'a'", "target": "'t'"}
+	resource   = columns{"type": "'t'", "id": "'i'", "version": "1"}
 )
 
 const (
@@ -177,6 +178,13 @@ var refusals = []struct {
 	{"outbox_dead", buried, columns{"discarded_at": "now()", "discarded_by": "'somebody'"}, ""},
 	{"outbox_dead", buried, columns{"discarded_at": "now()"}, "outbox_dead_discarded"},
 	{"outbox_dead", buried, columns{"last_error": "repeat('e', 2049)"}, "outbox_dead_last_error_check"},
+
+	{"resource_version", resource, nil, ""},
+	{"resource_version", resource, columns{"type": "''"}, "resource_version_lengths"},
+	{"resource_version", resource, columns{"type": "repeat('t', 201)"}, "resource_version_lengths"},
+	{"resource_version", resource, columns{"id": "''"}, "resource_version_lengths"},
+	{"resource_version", resource, columns{"id": "repeat('i', 513)"}, "resource_version_lengths"},
+	{"resource_version", resource, columns{"version": "0"}, "resource_version_counts"},
 
 	{"audit", audit, nil, ""},
 	{"audit", audit, columns{"action": "''"}, "audit_action_check"},

@@ -35,6 +35,11 @@
 //	grant select, insert, update on commitbox.inbox to consumer;
 //	grant select on commitbox.inbox_step to consumer;
 //
+// To advance versions with package optimistic:
+//
+//	grant usage on schema commitbox to editor;
+//	grant select, insert, update on commitbox.resource_version to editor;
+//
 // Operators have the rights on every table.
 package migrations
 

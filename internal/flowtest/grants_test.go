@@ -17,6 +17,7 @@ import (
 
 	"github.com/commitbox/commitbox/inbox"
 	"github.com/commitbox/commitbox/internal/testenv"
+	"github.com/commitbox/commitbox/optimistic"
 	"github.com/commitbox/commitbox/outbox"
 )
 
@@ -71,7 +72,7 @@ type actor struct {
 func TestB88_DocumentedRightsSufficeAndEachIsNeeded(t *testing.T) {
 	t.Parallel()
 	for role, work := range map[string]func(context.Context, *actor) error{
-		"producer": produce, "relay": publish, "consumer": consume,
+		"producer": produce, "relay": publish, "consumer": consume, "editor": edit,
 	} {
 		t.Run(role, func(t *testing.T) {
 			t.Parallel()
@@ -161,7 +162,8 @@ func (a *actor) drop(t *testing.T) {
 func (a *actor) run(t *testing.T) error {
 	t.Helper()
 	a.exec(t, `truncate commitbox.inbox, commitbox.inbox_step, commitbox.outbox_message, commitbox.outbox_relay,
-		commitbox.outbox_shard, commitbox.outbox_blocked, commitbox.outbox_deferred, commitbox.outbox_dead, commitbox.outbox_channel, commitbox.outbox_scheduled, commitbox.outbox_sent`)
+		commitbox.outbox_shard, commitbox.outbox_blocked, commitbox.outbox_deferred, commitbox.outbox_dead, commitbox.outbox_channel, commitbox.outbox_scheduled, commitbox.outbox_sent,
+		commitbox.resource_version`)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	return a.work(ctx, a)
@@ -266,5 +268,20 @@ func consume(ctx context.Context, a *actor) error {
 	return pgx.BeginFunc(ctx, a.pool, func(tx pgx.Tx) error {
 		_, err := inbox.Handle(ctx, tx, inbox.ID{Consumer: "c", Message: "handle"}, func(context.Context) (string, error) { return "result", nil })
 		return err
+	})
+}
+
+// edit makes a resource's version, raises it, and hears that it is too late.
+func edit(ctx context.Context, a *actor) error {
+	return pgx.BeginFunc(ctx, a.pool, func(tx pgx.Tx) error {
+		for version := range int64(2) {
+			if _, err := optimistic.Advance(ctx, tx, "document", "d", version); err != nil {
+				return err
+			}
+		}
+		if _, err := optimistic.Advance(ctx, tx, "document", "d", 1); !errors.Is(err, optimistic.ErrConflict) {
+			return errors.Join(errors.New("no conflict"), err)
+		}
+		return nil
 	})
 }
