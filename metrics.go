@@ -61,6 +61,27 @@ var (
 		[]string{"consumer"},
 	}
 
+	CacheLookups = &Metric{
+		"commitbox_cache_lookups", Counter, "1",
+		"Look-ups in Redis that were answered, by what was found: hit, miss, stale, forged, unreadable, oversized.",
+		[]string{"consumer", "result"},
+	}
+	CacheErrors = &Metric{
+		"commitbox_cache_errors", Counter, "1",
+		"Calls to Redis that failed, by kind: timeout, connection, not_ready, write_refused, refused, open (not asked), too_large (not sent).",
+		[]string{"operation", "kind"},
+	}
+	CacheSeconds = &Metric{
+		"commitbox_cache_seconds", Histogram, "s",
+		"Time of one call to Redis, failed ones included.",
+		[]string{"operation"},
+	}
+	CacheBreakerOpen = &Metric{
+		"commitbox_cache_breaker_open", Gauge, "1",
+		"1 while Redis is left alone because it did not answer, by store: cache, lock.",
+		[]string{"store"},
+	}
+
 	ConsumerMessages = &Metric{
 		"commitbox_consumer_messages", Counter, "1",
 		"Deliveries settled at the broker, by consumer and settlement: ack, retry, dead_letter, missing_id, error.",
@@ -70,7 +91,7 @@ var (
 
 var metrics = []*Metric{
 	OutboxPublished, OutboxDead, OutboxPublishSeconds, OutboxLagSeconds, OutboxOwnedShards, OutboxLeakedWriters, OutboxBreakerOpen, OutboxErrors,
-	InboxHandled, InboxSeconds, InboxRetries, ConsumerMessages,
+	InboxHandled, InboxSeconds, InboxRetries, CacheLookups, CacheErrors, CacheSeconds, CacheBreakerOpen, ConsumerMessages,
 }
 
 // Metrics returns everything that the library measures, so that an adapter can make its instruments up front.

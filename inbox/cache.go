@@ -44,7 +44,8 @@ type Guard interface {
 	Begin(ctx context.Context, id ID, token string, lease time.Duration) (state GuardState, entry CacheEntry, left time.Duration, err error)
 	// Renew reports whether the token still holds the message.
 	Renew(ctx context.Context, id ID, token string, lease time.Duration) (held bool, err error)
-	// Finish replaces the token by the entry for ttl, and reports whether the token held the message or had finished it.
+	// Finish replaces the token by the entry for ttl, and reports whether it is there: false says that another token holds
+	// or has finished the message. A token that was lost meanwhile, to nobody, is no obstacle.
 	Finish(ctx context.Context, id ID, token string, entry CacheEntry, ttl time.Duration) (ok bool, err error)
 	// Release gives the message back, and reports whether the token held it.
 	Release(ctx context.Context, id ID, token string) (ok bool, err error)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/commitbox/commitbox"
@@ -65,12 +66,17 @@ func errNotMade(id ID) error {
 	return fmt.Errorf("inbox: the id %q was not made by NewID", id.String())
 }
 
-// escape writes every byte that is no ASCII letter, digit, '-', '_', '.', '~' or ':' as %XX.
-func escape(text string) string {
+// Key is the one text under which a store other than the table keeps the message: printable ASCII, different for different
+// ids, and without braces, spaces and line ends. Of an id that NewID made from plain parts it is
+// service/function|partition/serial.
+func (id ID) Key() string { return escape(id.Consumer, '/') + "|" + escape(id.Message, '/') }
+
+// escape writes every byte that is no ASCII letter, digit, '-', '_', '.', '~' or ':', and none of keep, as %XX.
+func escape(text string, keep ...byte) string {
 	const hex = "0123456789ABCDEF"
 	var out strings.Builder
 	for i := range len(text) {
-		if c := text[i]; plain(c) {
+		if c := text[i]; plain(c) || slices.Contains(keep, c) {
 			out.WriteByte(c)
 		} else {
 			out.Write([]byte{'%', hex[c>>4], hex[c&15]})

@@ -1,6 +1,7 @@
 package inbox_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/commitbox/commitbox/inbox"
@@ -17,6 +18,29 @@ func TestNewID(t *testing.T) {
 	for _, other := range []inbox.ID{{Consumer: "plain", Message: "id"}, {Consumer: "a/b", Message: "c/%2f"}, {Consumer: "a/b", Message: "c/d/e"}} {
 		if _, err := other.Parts(); err == nil {
 			t.Errorf("%q was read", other)
+		}
+	}
+}
+
+// TestB7_OneKeyPerID shows that different ids have different keys, whatever is in them.
+func TestB7_OneKeyPerID(t *testing.T) {
+	id, err := inbox.NewID("shop", "charge", "eu", "17")
+	if err != nil || id.Key() != "shop/charge|eu/17" {
+		t.Errorf("the key is %q, %v", id.Key(), err)
+	}
+	seen := map[string]inbox.ID{}
+	texts := []string{"", "a", "|", "a|", "|a", "%7C", "/", "%2F", "{a}", "a}", "\x00", " ", "\n", "é", "A"}
+	for _, consumer := range texts {
+		for _, message := range texts {
+			id := inbox.ID{Consumer: consumer, Message: message}
+			key := id.Key()
+			if other, ok := seen[key]; ok {
+				t.Errorf("%q and %q have the key %q", id, other, key)
+			}
+			seen[key] = id
+			if strings.ContainsAny(key, "{} \n\r\x00") {
+				t.Errorf("the key %q cannot be a hash tag", key)
+			}
 		}
 	}
 }

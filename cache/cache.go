@@ -1,0 +1,146 @@
+package cache
+
+import (
+	"bytes"
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/commitbox/commitbox"
+	"github.com/commitbox/commitbox/inbox"
+)
+
+// Cache keeps what the inbox knows in Redis. It is an [inbox.Cache], copies in front of the table, and an [inbox.Guard], the
+// store of mode cache. Its methods are safe for concurrent use and return within Config.Timeout, or when their ctx ends if
+// that is earlier. It needs no closing; closing the client ends what is still on its way.
+type Cache struct {
+	store  *store
+	seal   sealer
+	prefix string
+
+	mu      sync.Mutex
+	flights map[flight]*call[found]
+}
+
+var (
+	_ inbox.Cache = (*Cache)(nil)
+	_ inbox.Guard = (*Cache)(nil)
+)
+
+// flight names a look-up that others may join.
+type flight struct {
+	of  inbox.Identity
+	key string
+}
+
+// found is what a look-up has come back with.
+type found struct {
+	entry   inbox.CacheEntry
+	reading reading
+}
+
+// New returns a cache over a client of any kind: single, Sentinel or Cluster. Set the client's ContextTimeoutEnabled;
+// otherwise a call that Redis leaves without an answer keeps its connection for the client's ReadTimeout, though the caller
+// does not wait for it.
+func New(client redis.UniversalClient, c Config) (*Cache, error) {
+	c = c.withDefaults()
+	if err := c.check(client); err != nil {
+		return nil, err
+	}
+	secrets := make([][]byte, len(c.Secrets))
+	for i, secret := range c.Secrets {
+		secrets[i] = bytes.Clone(secret)
+	}
+	return &Cache{
+		store:   newStore("cache", client, c.Timeout, &breaker{failuresMax: c.FailuresMax, pause: c.OpenFor}, c.Observer, c.Logger),
+		seal:    sealer{secrets: slices.Clip(secrets), entryMax: c.EntryMax},
+		prefix:  c.Prefix,
+		flights: make(map[flight]*call[found]),
+	}, nil
+}
+
+// key is where Redis keeps something: the kind of it and its name, which is the hash tag.
+func key(prefix, kind, name string) string { return prefix + ":" + kind + ":{" + name + "}" }
+
+// Get looks for a copy of a completed row. What is no such copy (another type, garbage, a copy of another key or of another
+// history of the database, a wrong signature, too large) is a miss, and counted by what it is. Callers that ask for the same
+// id at the same time share one call to Redis, and the slices of its answer, which they must not change.
+func (c *Cache) Get(ctx context.Context, of inbox.Identity, id inbox.ID) (entry inbox.CacheEntry, ok bool, err error) {
+	if err := ctx.Err(); err != nil {
+		return entry, false, err
+	}
+	f, err := c.lookUp(ctx, flight{of, key(c.prefix, "entry", id.Key())}).wait(ctx)
+	if err != nil {
+		return entry, false, err
+	}
+	c.count(id, f.reading)
+	return f.entry, f.reading == hit, nil
+}
+
+// lookUp joins the look-up that is on its way, or starts one. It belongs to none of those who wait for it.
+func (c *Cache) lookUp(ctx context.Context, f flight) *call[found] {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if joined := c.flights[f]; joined != nil && !joined.settled() {
+		return joined
+	}
+	var own *call[found]
+	own = start(ctx, c.store, "get", func(ctx context.Context) (found, error) {
+		defer func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if c.flights[f] == own { // another may have taken the place of one that was given up
+				delete(c.flights, f)
+			}
+		}()
+		return c.read(ctx, f)
+	})
+	if !own.settled() {
+		c.flights[f] = own
+	}
+	return own
+}
+
+// read asks for one byte more than an entry may have, and never for more.
+func (c *Cache) read(ctx context.Context, f flight) (found, error) {
+	stored, err := c.store.client.GetRange(ctx, f.key, 0, int64(c.seal.entryMax)).Bytes()
+	switch {
+	case wrongType(err):
+		return found{reading: unreadable}, nil
+	case err != nil:
+		return found{}, err
+	case len(stored) == 0:
+		return found{reading: miss}, nil
+	}
+	entry, r := c.seal.open(f.key, f.of, stored)
+	return found{entry, r}, nil
+}
+
+// count reports what a look-up found.
+func (c *Cache) count(id inbox.ID, r reading) {
+	c.store.observer.Observe(commitbox.CacheLookups, 1, id.Consumer, string(r))
+	if r == forged || r == unreadable || r == oversized {
+		c.store.warn("cache: redis holds something that is no entry of ours, it is ignored", "consumer", id.Consumer, "message_id", id.Message, "found", string(r))
+	}
+}
+
+// Put keeps a copy of a completed row for ttl. With a ttl below a millisecond, and for an entry that is larger than
+// Config.EntryMax, it keeps nothing and returns nil.
+func (c *Cache) Put(ctx context.Context, of inbox.Identity, id inbox.ID, entry inbox.CacheEntry, ttl time.Duration) error {
+	if ttl < time.Millisecond {
+		return nil
+	}
+	k := key(c.prefix, "entry", id.Key())
+	stored, err := c.seal.seal(k, of, entry)
+	if err != nil {
+		c.store.observer.Observe(commitbox.CacheErrors, 1, "put", string(tooLarge))
+		return nil //nolint:nilerr // the table has the row; a copy that is too large is only slower
+	}
+	_, err = do(ctx, c.store, "put", func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, c.store.client.Set(ctx, k, stored, ttl).Err()
+	})
+	return err
+}
