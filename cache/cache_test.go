@@ -70,8 +70,6 @@ func prefix(p string) func(*cache.Config) { return func(c *cache.Config) { c.Pre
 
 func entryKey(prefix string, id inbox.ID) string { return prefix + ":entry:{" + id.Key() + "}" }
 
-func guardKey(prefix string, id inbox.ID) string { return prefix + ":guard:{" + id.Key() + "}" }
-
 // TestF8_AnotherHistoryIsAMiss compares every part of the identity.
 func TestF8_AnotherHistoryIsAMiss(t *testing.T) {
 	t.Parallel()
