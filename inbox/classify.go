@@ -2,6 +2,7 @@ package inbox
 
 import (
 	"context"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"io"
@@ -27,10 +28,11 @@ const (
 	statePreparedExists  = "42P05"
 )
 
+// sqlState returns what PostgreSQL answered, through pgx or through another driver, in which the handler has written.
 func sqlState(err error) string {
-	var pg *pgconn.PgError
+	var pg interface{ SQLState() string }
 	if errors.As(err, &pg) {
-		return pg.Code
+		return pg.SQLState()
 	}
 	return ""
 }
@@ -50,7 +52,7 @@ func transient(err error) bool {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return false
 	}
-	return pgconn.SafeToRetry(err) || errors.Is(err, pgconn.ErrConnClosed)
+	return pgconn.SafeToRetry(err) || errors.Is(err, pgconn.ErrConnClosed) || errors.Is(err, driver.ErrBadConn)
 }
 
 // uncounted says that a handler failed because of the store and not because of the message. A closed connection alone
@@ -108,11 +110,14 @@ const errorLenMax = 4096
 func describe(err error) string {
 	text := err.Error()
 	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
+	switch isPg, state := errors.As(err, &pg), sqlState(err); {
+	case isPg:
 		if strings.HasPrefix(pg.Code, "22") {
 			text = strings.ReplaceAll(text, pg.Message, "invalid data")
 		}
 		text += place(pg)
+	case strings.HasPrefix(state, "22"): // of another driver, which has its own ways of writing it
+		text = "invalid data (SQLSTATE " + state + ")"
 	}
 	return check.Clean(text, errorLenMax)
 }

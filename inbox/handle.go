@@ -104,11 +104,7 @@ func (h *handling) check(ctx context.Context, noHandler bool) error {
 }
 
 func (h *handling) handle(ctx context.Context, run func(context.Context) ([]byte, error)) verdict {
-	conn := h.tx.Conn()
-	var scope any = conn
-	if conn == nil {
-		scope = h.tx
-	}
+	scope := scopeOf(h.tx)
 	if h.isNested(ctx, h.msg.ID, scope) {
 		return verdict{outcome: InProgress, err: ErrNested}
 	}
@@ -318,7 +314,7 @@ func (h *handling) mark(ctx context.Context, cause error) (db.InboxFailHereRow, 
 }
 
 // spoil makes the transaction unusable by a statement that fails. Where that cannot be sent, because rows are open, the
-// connection is closed.
+// connection is closed, or if it is not seen, the transaction rolled back.
 func (h *handling) spoil(ctx context.Context) {
 	_, err := h.tx.Exec(ctx, schema.Spoil)
 	conn := h.tx.Conn()
@@ -326,7 +322,10 @@ func (h *handling) spoil(ctx context.Context) {
 	case stateOpen, stateBusy:
 		_ = conn.Close(ctx) // whatever it answers, the connection is not used again
 	case stateUnseen:
-		if err == nil {
+		if sqlState(err) == "" {
+			err = h.tx.Rollback(ctx)
+		}
+		if err != nil && sqlState(err) == "" && !errors.Is(err, pgx.ErrTxClosed) {
 			h.Logger.ErrorContext(ctx, "inbox: the transaction could not be made unusable", "consumer", h.msg.ID.Consumer, "message_id", h.msg.ID.Message)
 		}
 	}

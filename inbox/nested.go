@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/commitbox/commitbox/internal/schema"
 )
 
@@ -36,4 +38,16 @@ func (s *settings) isNested(ctx context.Context, id ID, scope any) bool {
 		}
 	}
 	return false
+}
+
+// scopeOf is what a transaction and the savepoints in it have in common: the connection, or where there is none to be seen,
+// what the transaction says of itself.
+func scopeOf(tx pgx.Tx) any {
+	if conn := tx.Conn(); conn != nil {
+		return conn
+	}
+	if scoped, ok := tx.(interface{ Scope() any }); ok {
+		return scoped.Scope()
+	}
+	return tx
 }

@@ -50,8 +50,10 @@ func Tx(ctx context.Context, tx pgx.Tx) error {
 	if v := reflect.ValueOf(tx); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		return &commitbox.InputError{Field: "tx", Problem: "is nil"}
 	}
-	if errors.Is(tx.SendBatch(ctx, new(pgx.Batch)).Close(), pgx.ErrTxClosed) {
+	if err := tx.SendBatch(ctx, new(pgx.Batch)).Close(); errors.Is(err, pgx.ErrTxClosed) {
 		return ended()
+	} else if errors.As(err, new(*commitbox.InputError)) {
+		return err
 	}
 	conn := tx.Conn()
 	switch {

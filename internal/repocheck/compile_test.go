@@ -18,6 +18,7 @@ import (
 
 	"github.com/commitbox/commitbox/inbox"
 	"github.com/commitbox/commitbox/outbox"
+	"github.com/commitbox/commitbox/sqltx"
 )
 
 var (
@@ -26,6 +27,7 @@ var (
 	_ pgx.Tx
 	_ inbox.ID
 	_ outbox.Message
+	_ sqltx.Tx
 )
 
 func use(ctx context.Context, executor ` + executor + `) {
@@ -69,5 +71,24 @@ func TestOnlyATransactionCompiles(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A *sql.DB has no end of a transaction, and a pgx.Tx needs no view.
+func TestA5_OnlyATransactionOfDatabaseSQLHasAView(t *testing.T) {
+	t.Parallel()
+	const call = `_ = sqltx.From(executor)`
+	for _, executor := range []string{"*sql.Tx", "sqltx.Tx"} {
+		if messages, err := compile(t, program(executor, call)); err != nil {
+			t.Errorf("with a %s it must compile: %v\n%s", executor, err, messages)
+		}
+	}
+	for _, executor := range []string{"*sql.DB", "*sql.Conn", "*pgxpool.Pool", "pgx.Tx"} {
+		messages, err := compile(t, program(executor, call))
+		if err == nil {
+			t.Errorf("with a %s it must not compile", executor)
+		} else if !strings.Contains(messages, "does not implement sqltx.Tx") {
+			t.Errorf("with a %s it must fail because that is no transaction, not for this reason:\n%s", executor, messages)
+		}
 	}
 }
