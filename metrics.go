@@ -87,11 +87,38 @@ var (
 		"Deliveries settled at the broker, by consumer and settlement: ack, retry, dead_letter, missing_id, error.",
 		[]string{"consumer", "settlement"},
 	}
+
+	SchedulerRuns = &Metric{
+		"commitbox_scheduler_runs", Counter, "1",
+		"Runs of a job, by outcome: succeeded, failed, panicked, timed_out, hung, died, cancelled.",
+		[]string{"job", "outcome"},
+	}
+	SchedulerSeconds = &Metric{
+		"commitbox_scheduler_run_seconds", Histogram, "s",
+		"Time of one run.",
+		[]string{"job"},
+	}
+	SchedulerLateSeconds = &Metric{
+		"commitbox_scheduler_late_seconds", Histogram, "s",
+		"How long after it was due a tick was claimed, by the database's clock.",
+		[]string{"job"},
+	}
+	SchedulerMissed = &Metric{
+		"commitbox_scheduler_missed", Counter, "1",
+		"Times that ticks of a job were given up because no process was there; a pause of any length counts once.",
+		[]string{"job"},
+	}
+	SchedulerErrors = &Metric{
+		"commitbox_scheduler_errors", Counter, "1",
+		"Errors of the scheduler itself, by kind: database, lease_lost, hung.",
+		[]string{"kind"},
+	}
 )
 
 var metrics = []*Metric{
 	OutboxPublished, OutboxDead, OutboxPublishSeconds, OutboxLagSeconds, OutboxOwnedShards, OutboxLeakedWriters, OutboxBreakerOpen, OutboxErrors,
 	InboxHandled, InboxSeconds, InboxRetries, CacheLookups, CacheErrors, CacheSeconds, CacheBreakerOpen, ConsumerMessages,
+	SchedulerRuns, SchedulerSeconds, SchedulerLateSeconds, SchedulerMissed, SchedulerErrors,
 }
 
 // Metrics returns everything that the library measures, so that an adapter can make its instruments up front.

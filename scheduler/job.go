@@ -57,6 +57,7 @@ const (
 type job struct {
 	Job
 	timetable timetable
+	zone      *time.Location
 }
 
 func newJob(j Job) (*job, error) {
@@ -76,9 +77,9 @@ func newJob(j Job) (*job, error) {
 	if j.Run == nil {
 		errs = append(errs, &commitbox.InputError{Field: "Run", Problem: "is nil"})
 	}
-	table, err := parse(j.Spec, j.Zone)
+	table, zone, err := parse(j.Spec, j.Zone)
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return nil, fmt.Errorf("scheduler: job %q: %w", j.Name, err)
 	}
-	return &job{j, table}, nil
+	return &job{j, table, zone}, nil
 }

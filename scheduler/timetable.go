@@ -23,12 +23,17 @@ const everyHour = 1<<24 - 1
 
 var parser = cron.NewParser(cron.SecondOptional | cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow | cron.Descriptor)
 
-// parse makes a timetable. Intervals are parsed here: the parser cuts them to whole seconds.
-func parse(spec, zone string) (timetable, error) {
+func parse(spec, zone string) (timetable, *time.Location, error) {
 	loc, err := time.LoadLocation(zone)
 	if err != nil || zone == "Local" {
-		return nil, &commitbox.InputError{Field: "Zone", Problem: "is not the name of a known time zone"}
+		return nil, nil, &commitbox.InputError{Field: "Zone", Problem: "is not the name of a known time zone"}
 	}
+	table, err := parseSpec(spec, loc)
+	return table, loc, err
+}
+
+// parseSpec makes a timetable. Intervals are parsed here: the parser cuts them to whole seconds.
+func parseSpec(spec string, loc *time.Location) (timetable, error) {
 	if text, ok := strings.CutPrefix(spec, "@every "); ok {
 		interval, err := time.ParseDuration(strings.TrimSpace(text))
 		if err != nil {

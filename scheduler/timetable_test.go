@@ -14,11 +14,7 @@ const stamp = "2006-01-02 15:04:05 -0700"
 // ticksOf lists the ticks after from and up to to, as the zone's clock shows them.
 func ticksOf(t *testing.T, spec, zone, from, to string) []string {
 	t.Helper()
-	table, err := parse(spec, zone)
-	if err != nil {
-		t.Fatal(err)
-	}
-	loc, err := time.LoadLocation(zone)
+	table, loc, err := parse(spec, zone)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +75,7 @@ func TestB71_OneTickADay(t *testing.T) {
 	t.Parallel()
 	for _, zone := range []string{"UTC", "America/New_York", "Europe/London", "Africa/Casablanca", "Australia/Lord_Howe", "America/Havana", "Asia/Kathmandu"} {
 		for _, spec := range []string{"0 0 * * *", "30 0 * * *", "0 1 * * *", "59 1 * * *", "0 2 * * *", "30 2 * * *", "1 3 * * *"} {
-			table, err := parse(spec, zone)
+			table, _, err := parse(spec, zone)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -146,13 +142,13 @@ func TestParseRefuses(t *testing.T) {
 		{"* * * * *", "Mars/Olympus"},
 		{"* * * * *", "Local"},
 	} {
-		_, err := parse(c[0], c[1])
+		_, _, err := parse(c[0], c[1])
 		if input := new(commitbox.InputError); !errors.As(err, &input) {
 			t.Errorf("%q in %s: %v", c[0], c[1], err)
 		}
 	}
 	for _, spec := range []string{"* * * * *", "*/5 * * * * *", "@hourly", "@daily", "@weekly", "@monthly", "@yearly", "@every 100ms", "0 0 29 2 *", "0 0 1 1 MON"} {
-		if _, err := parse(spec, "UTC"); err != nil {
+		if _, _, err := parse(spec, "UTC"); err != nil {
 			t.Errorf("%q: %v", spec, err)
 		}
 	}
