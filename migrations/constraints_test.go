@@ -58,6 +58,10 @@ var (
 	generation = columns{"only_row": "false"}
 	audit      = columns{"action": "'a'", "target": "'t'"}
 	resource   = columns{"type": "'t'", "id": "'i'", "version": "1"}
+	job        = columns{"name": "'j'", "spec": "'@daily'", "zone": "'UTC'", "next_tick_at": "now()", "due_at": "now()"}
+	ran        = job.with(columns{
+		"runs": "1", "attempt": "1", "tick_at": "now()", "owner": "'o'", "started_at": "now()", "finished_at": "now()", "outcome": "'failed'",
+	})
 )
 
 const (
@@ -209,6 +213,31 @@ var refusals = []struct {
 	{"inbox_replica", replica, nil, ""},
 	{"inbox_replica", replica, columns{"replica": "''"}, "inbox_replica_replica_check"},
 	{"cache_generation", generation, nil, "cache_generation_only_row_check"},
+
+	{"schedule_job", job, nil, ""},
+	{"schedule_job", job, columns{"name": "''"}, "schedule_job_name_check"},
+	{"schedule_job", job, columns{"name": "repeat('n', 64)"}, "schedule_job_name_check"},
+	{"schedule_job", job, columns{"spec": "''"}, "schedule_job_spec_check"},
+	{"schedule_job", job, columns{"spec": "repeat('s', 256)"}, "schedule_job_spec_check"},
+	{"schedule_job", job, columns{"zone": "''"}, "schedule_job_zone_check"},
+	{"schedule_job", job, columns{"zone": "repeat('z', 64)"}, "schedule_job_zone_check"},
+	{"schedule_job", job, columns{"due_at": "now() - interval '1 s'"}, "schedule_job_due"},
+	{"schedule_job", job, columns{"due_at": "'infinity'"}, "schedule_job_due"},
+	{"schedule_job", job, columns{"next_tick_at": "'-infinity'"}, "schedule_job_due"},
+	{"schedule_job", job, columns{"tick_at": "now()"}, "schedule_job_run"},
+	{"schedule_job", job, columns{"attempt": "1"}, "schedule_job_run"},
+	{"schedule_job", ran, nil, ""},
+	{"schedule_job", ran, columns{"outcome": "'running'", "finished_at": "null", "lease_until": "now()"}, ""},
+	{"schedule_job", ran, columns{"outcome": "'running'", "finished_at": "null"}, "schedule_job_run"},
+	{"schedule_job", ran, columns{"outcome": "'running'", "finished_at": "null", "lease_until": "'infinity'"}, "schedule_job_run"},
+	{"schedule_job", ran, columns{"lease_until": "now()"}, "schedule_job_run"},
+	{"schedule_job", ran, columns{"finished_at": "null"}, "schedule_job_run"},
+	{"schedule_job", ran, columns{"owner": "null"}, "schedule_job_run"},
+	{"schedule_job", ran, columns{"attempt": "0"}, "schedule_job_run"},
+	{"schedule_job", ran, columns{"outcome": "'fine'"}, "schedule_job_outcome_check"},
+	{"schedule_job", ran, columns{"owner": "''"}, "schedule_job_owner_check"},
+	{"schedule_job", ran, columns{"owner": "repeat('o', 256)"}, "schedule_job_owner_check"},
+	{"schedule_job", ran, columns{"error": "repeat('e', 1001)"}, "schedule_job_error_check"},
 
 	{"migration_lock", columns{"id": "2", "owner": "gen_random_uuid()", "lease_until": "now()"}, nil, "migration_lock_id_check"},
 }

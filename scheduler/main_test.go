@@ -37,25 +37,34 @@ func runChild(mode string) error {
 	return children[mode](context.Background(), pool)
 }
 
-// startChild runs one of children; the returned function kills it and waits for its end.
-func startChild(t *testing.T, mode string, db *testenv.DB) (kill func()) {
+// process is a child that runs.
+type process struct {
+	cmd   *exec.Cmd
+	ended chan struct{}
+}
+
+func (p process) signal(s syscall.Signal) { _ = p.cmd.Process.Signal(s) }
+
+// kill returns when the process has ended.
+func (p process) kill() {
+	p.signal(syscall.SIGKILL)
+	<-p.ended
+}
+
+// startChild runs one of children until the test ends.
+func startChild(t *testing.T, mode string, db *testenv.DB) process {
 	t.Helper()
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), childMode+"="+mode, childURL+"="+db.URL)
-	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
+	p := process{exec.Command(os.Args[0]), make(chan struct{})}
+	p.cmd.Env = append(os.Environ(), childMode+"="+mode, childURL+"="+db.URL)
+	p.cmd.Stderr = os.Stderr
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	ended := make(chan struct{})
 	go func() {
-		_ = cmd.Wait()
-		close(ended)
+		_ = p.cmd.Wait()
+		close(p.ended)
 	}()
-	kill = func() {
-		_ = cmd.Process.Kill()
-		<-ended
-	}
-	t.Cleanup(kill)
-	return kill
+	t.Cleanup(p.kill)
+	return p
 }
