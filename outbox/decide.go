@@ -33,7 +33,10 @@ func (p policy) decide(rows []row, verdicts []verdict) decision {
 		d.tried = d.tried || v.result != resultNotTried
 		switch {
 		case v.result == resultOK:
-			d.confirmed = append(d.confirmed, confirmation{r.ref, r.ID})
+			if d.confirmed == nil {
+				d.confirmed = make([]confirmation, 0, len(rows))
+			}
+			d.confirmed = append(d.confirmed, confirmation{r.ref, r.ID, r.place})
 		case v.result == resultPermanent, v.result == resultRetryable && r.Attempt >= p.maxAttempts:
 			p.bury(&d.change, r, v.err)
 		case v.result == resultRetryable:

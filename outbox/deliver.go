@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
-	"slices"
 	"strconv"
 	"time"
 
@@ -51,7 +50,10 @@ func together(*row) string { return "" }
 
 // split chooses how rows are sent.
 func (l *lane) split(rows []row) [][]int {
-	alone := slices.ContainsFunc(rows, func(r row) bool { return l.alone(&r) })
+	alone := false
+	for i := range rows {
+		alone = alone || l.alone(&rows[i])
+	}
 	switch {
 	case len(l.probation) > 0:
 		return l.isolate(rows, waves(rows, byShard))
@@ -218,6 +220,7 @@ func judge(err error) (v verdict) {
 func (l *lane) read(batch []Record, errs []error) []verdict {
 	verdicts := make([]verdict, len(batch))
 	var counts [resultNotTried + 1]int
+	now, channel := time.Now(), []string{l.cfg.Channel}
 	for i := range batch {
 		if len(errs) == len(batch) {
 			verdicts[i] = judge(errs[i])
@@ -226,7 +229,7 @@ func (l *lane) read(batch []Record, errs []error) []verdict {
 		}
 		counts[verdicts[i].result]++
 		if verdicts[i].result == resultOK {
-			l.cfg.Observer.Observe(commitbox.OutboxLagSeconds, time.Since(batch[i].EnqueuedAt).Seconds(), l.cfg.Channel)
+			l.cfg.Observer.Observe(commitbox.OutboxLagSeconds, now.Sub(batch[i].EnqueuedAt).Seconds(), channel...)
 		}
 	}
 	for r, n := range counts {

@@ -302,13 +302,17 @@ func (l *lane) sweep() bool {
 
 // moveFollowers moves messages of blocked keys behind their heads and returns the other rows.
 func (l *lane) moveFollowers(ctx context.Context, rows []row) ([]row, error) {
+	if !slices.ContainsFunc(l.shards, func(s *shard) bool { return len(s.blocked) > 0 }) {
+		return rows, nil
+	}
 	var c change
 	free := make([]row, 0, len(rows))
-	for _, r := range rows {
+	for i := range rows {
+		r := &rows[i]
 		if s := l.find(r.shard); r.Key != "" && s != nil && s.blocked[r.Key] {
 			c.deferred = append(c.deferred, failure{ref: r.ref})
 		} else {
-			free = append(free, r)
+			free = append(free, *r)
 		}
 	}
 	if err := l.apply(ctx, c); err != nil {
@@ -328,7 +332,7 @@ func (l *lane) publishAndSettle(ctx context.Context, rows []row) (left []row, er
 	}
 	d := l.policy.decide(rows, sent.verdicts)
 	l.round.confirmed = l.round.confirmed || len(d.confirmed) > 0
-	l.unconfirmed = append(l.unconfirmed, d.confirmed...)
+	l.unconfirmed = append(d.confirmed, l.unconfirmed...)
 	l.published += len(d.confirmed)
 	if err := l.confirm(ctx); err != nil {
 		return nil, err

@@ -2,7 +2,6 @@ package outbox
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"math"
 	"slices"
@@ -110,14 +109,16 @@ func (p *postgres) connect(ctx context.Context) (link, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &postgresLink{p, conn, db.New(p.schema.On(conn))}, nil
+	return &postgresLink{postgres: p, conn: conn, q: db.New(p.schema.On(conn))}, nil
 }
 
 // postgresLink is one connection of the relay's.
 type postgresLink struct {
 	*postgres
-	conn *pgxpool.Conn
-	q    *db.Queries
+	conn  *pgxpool.Conn
+	q     *db.Queries
+	large  bool // a payload of the last answer was larger than a row's share of the bytes
+	expect int  // rows of the next answer
 }
 
 // close ends the connection, for it is closed because something failed on it, or because the relay stops.
@@ -162,22 +163,48 @@ func (l *postgresLink) look(ctx context.Context, owner uuid.UUID) (surroundings,
 	return s, err
 }
 
+// poll asks without the sum over the answer for as long as no payload is larger than a row's share of the bytes.
 func (l *postgresLink) poll(ctx context.Context, from []cursor, bytes int64) ([]row, error) {
-	p := db.PollParams{Channel: l.channel, ByteLimit: bytes}
-	for _, c := range from {
-		p.Shards = append(p.Shards, c.shard)
-		p.Floors = append(p.Floors, c.floor)
-		p.Limits = append(p.Limits, c.limit)
+	shards, floors, limits := make([]int16, len(from)), make([]int64, len(from)), make([]int32, len(from))
+	most := int64(1)
+	for i, c := range from {
+		shards[i], floors[i], limits[i] = c.shard, c.floor, c.limit
+		most += int64(c.limit)
 	}
-	read, err := l.q.Poll(ctx, p)
-	rows := make([]row, len(read))
-	for i, r := range read {
-		rows[i] = l.row(ref{r.Shard, r.ID, false}, db.DueDeferredRow{
-			MessageID: r.MessageID, CreatedAt: r.CreatedAt, Key: r.Key,
-			Topic: r.Topic, ContentType: r.ContentType, Headers: r.Headers, Payload: r.Payload,
-		})
+	share := min(bytes/most, math.MaxInt32)
+	if !l.large {
+		rows, err := l.hot(ctx, db.Poll, int32(share), shards, floors, limits, l.channel)
+		l.large = slices.ContainsFunc(rows, func(r row) bool { return r.Payload == nil })
+		if err != nil || !l.large {
+			return rows, err
+		}
 	}
+	rows, err := l.hot(ctx, db.PollBounded, shards, floors, limits, l.channel, bytes)
+	l.large = slices.ContainsFunc(rows, func(r row) bool { return int64(len(r.Payload)) > share })
 	return rows, err
+}
+
+// hot makes rows of what is read from the hot table, without what sqlc would allocate in between: this is the hot path.
+func (l *postgresLink) hot(ctx context.Context, sql string, args ...any) ([]row, error) {
+	answer, err := l.schema.On(l.conn).Query(ctx, sql, args...)
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Close()
+	rows := make([]row, 0, l.expect)
+	var id pgtype.UUID
+	var encoded pgtype.DriverBytes // valid until the next row
+	for answer.Next() {
+		rows = append(rows, row{Record: Record{Message: Message{Channel: l.channel}, Attempt: 1}})
+		r := &rows[len(rows)-1]
+		if err := answer.Scan(&r.place, &r.id, &r.EnqueuedAt, &id, &r.shard, &r.Key, &r.Topic, &r.ContentType, &encoded, &r.Payload); err != nil {
+			return nil, err
+		}
+		r.ID, r.Position = id.Bytes, r.id
+		r.setHeaders(encoded)
+	}
+	l.expect = min(len(rows)+len(rows)/8, 1<<12)
+	return rows, answer.Err()
 }
 
 func (l *postgresLink) due(ctx context.Context, shards []int16, keys, perKey int, bytes int64) ([]row, error) {
@@ -203,17 +230,13 @@ func (l *postgresLink) read(ctx context.Context, at []ref) ([]row, error) {
 	return rows, err
 }
 
-// row makes what a publisher gets. Headers that cannot be read make the row bad, not the batch.
+// row makes what a publisher gets.
 func (l *postgresLink) row(at ref, r db.DueDeferredRow) row {
 	out := row{ref: at, Record: Record{
 		Message:  Message{ID: r.MessageID.Bytes, Channel: l.channel, Topic: r.Topic, Key: r.Key, ContentType: r.ContentType, Payload: r.Payload},
 		Position: at.id, EnqueuedAt: r.CreatedAt, Attempt: int(r.Attempts) + 1,
 	}}
-	if string(r.Headers) != "{}" {
-		if err := json.Unmarshal(r.Headers, &out.Headers); err != nil {
-			out.bad = fmt.Errorf("headers are not an object of strings: %w", err)
-		}
-	}
+	out.setHeaders(r.Headers)
 	return out
 }
 
@@ -251,28 +274,52 @@ func (l *postgresLink) moveScheduled(ctx context.Context, atMost int) (int, time
 	return int(r.Moved), time.Duration(min(r.NextIn, time.Hour.Seconds()) * float64(time.Second)), nil
 }
 
-// confirm deletes hot messages first; what is missing there was deferred, or was read from there. The last look is for
-// what a later owner declared dead.
+// confirm deletes messages from where they were read. What is missing there is looked for by its position, in hot, then among
+// the deferred, of which some were read; the last look is for what a later owner declared dead.
 func (l *postgresLink) confirm(ctx context.Context, confirmed []confirmation, keep bool) error {
-	p := db.DeleteConfirmedParams{Channel: l.channel}
-	for _, c := range confirmed {
-		p.Shards, p.Ids, p.MessageIds = append(p.Shards, c.shard), append(p.Ids, c.id), append(p.MessageIds, pgID(c.message))
-	}
 	if keep {
-		_, err := l.q.KeepConfirmed(ctx, db.KeepConfirmedParams(p))
+		_, err := l.q.KeepConfirmed(ctx, db.KeepConfirmedParams(l.positions(confirmed)))
 		return err
 	}
-	n, err := l.q.DeleteConfirmed(ctx, p)
+	n, err := l.deleteAt(ctx, confirmed)
 	left := int64(len(confirmed)) - n
 	if err != nil || left == 0 {
 		return err
 	}
-	n, err = l.q.DeleteConfirmedDeferred(ctx, db.DeleteConfirmedDeferredParams(p))
-	if left -= n; err != nil || left == 0 {
-		return err
+	p := l.positions(confirmed)
+	for _, remove := range []func() (int64, error){
+		func() (int64, error) { return l.q.DeleteConfirmed(ctx, p) },
+		func() (int64, error) { return l.q.DeleteConfirmedDeferred(ctx, db.DeleteConfirmedDeferredParams(p)) },
+		func() (int64, error) { return l.q.DeleteConfirmedDead(ctx, db.DeleteConfirmedDeadParams(p)) },
+	} {
+		n, err := remove()
+		if left -= n; err != nil || left == 0 {
+			return err
+		}
 	}
-	_, err = l.q.DeleteConfirmedDead(ctx, db.DeleteConfirmedDeadParams(p))
-	return err
+	return nil
+}
+
+func (l *postgresLink) deleteAt(ctx context.Context, confirmed []confirmation) (int64, error) {
+	var p db.DeleteAtParams
+	p.Places, p.Ids, p.MessageIds = make([]pgtype.TID, 0, len(confirmed)), make([]int64, 0, len(confirmed)), make([]pgtype.UUID, 0, len(confirmed))
+	for i := range confirmed {
+		if c := &confirmed[i]; c.place.Valid {
+			p.Places, p.Ids, p.MessageIds = append(p.Places, c.place), append(p.Ids, c.id), append(p.MessageIds, pgID(c.message))
+		}
+	}
+	if len(p.Places) == 0 {
+		return 0, nil
+	}
+	return l.q.DeleteAt(ctx, p)
+}
+
+func (l *postgresLink) positions(confirmed []confirmation) db.DeleteConfirmedParams {
+	p := db.DeleteConfirmedParams{Channel: l.channel}
+	for _, c := range confirmed {
+		p.Shards, p.Ids, p.MessageIds = append(p.Shards, c.shard), append(p.Ids, c.id), append(p.MessageIds, pgID(c.message))
+	}
+	return p
 }
 
 func columns(refs []ref) (shards []int16, ids []int64) {

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
+	"strings"
 	"testing"
 	"time"
 
@@ -156,14 +157,60 @@ func TestA5_AStaleConfirmationRemovesNoNewCopy(t *testing.T) {
 	must(t, err)
 	var requeued bool
 	must(t, db.Pool.QueryRow(t.Context(), "select commitbox.outbox_requeue('default', $1)", a1.ID.String()).Scan(&requeued))
-	must(t, s.link.confirm(t.Context(), []confirmation{{a1.ref, a1.ID}}, false)) // a former owner's, late
+	must(t, s.link.confirm(t.Context(), []confirmation{{a1.ref, a1.ID, a1.place}}, false)) // a former owner's, late
 	after := s.poll(t, 10, 1<<20, 0)
 	if !requeued || len(after) != 1 || after[0].ID != a1.ID || after[0].id == a1.id {
 		t.Errorf("requeued %v; in hot now: %+v", requeued, after)
 	}
-	must(t, s.link.confirm(t.Context(), []confirmation{{after[0].ref, after[0].ID}}, false))
-	must(t, s.link.confirm(t.Context(), []confirmation{{after[0].ref, after[0].ID}}, false)) // again, its answer was lost
+	must(t, s.link.confirm(t.Context(), []confirmation{{after[0].ref, after[0].ID, after[0].place}}, false))
+	must(t, s.link.confirm(t.Context(), []confirmation{{after[0].ref, after[0].ID, after[0].place}}, false)) // again, its answer was lost
 	expect(t, "hot after the confirmation", 0, len(s.poll(t, 10, 1<<20, 0)))
+}
+
+// A place is where a row lay when it was read. A rewritten table, or another row in its place, must cost nothing but time.
+func TestA5_AConfirmationTrustsNoPlace(t *testing.T) {
+	t.Parallel()
+	db, s, _ := ownedStore(t)
+	s.put(t, "a", "a1", "a2", "a3", "a4")
+	read := s.poll(t, 10, 1<<20, 0)
+	_, err := db.Pool.Exec(t.Context(), "delete from commitbox.outbox_message where id = $1", read[0].id)
+	must(t, err)
+	_, err = db.Pool.Exec(t.Context(), "vacuum full commitbox.outbox_message") // each row takes the place of the one before
+	must(t, err)
+	expect(t, "a2's new place", read[0].place, s.poll(t, 10, 1<<20, 0)[0].place)
+	confirm := func(r row) {
+		t.Helper()
+		must(t, s.link.confirm(t.Context(), []confirmation{{r.ref, r.ID, r.place}}, false))
+	}
+	confirm(read[0]) // its place is a2's
+	expect(t, "after a1", []string{"a2", "a3", "a4"}, texts(s.poll(t, 10, 1<<20, 0)))
+	confirm(read[2]) // its place is a4's
+	expect(t, "after a3", []string{"a2", "a4"}, texts(s.poll(t, 10, 1<<20, 0)))
+	crossed := []confirmation{{read[1].ref, read[3].ID, read[0].place}, {read[3].ref, read[1].ID, read[2].place}}
+	must(t, s.link.confirm(t.Context(), crossed, false)) // a position drawn twice: another message's id
+	expect(t, "after ids of others", []string{"a2", "a4"}, texts(s.poll(t, 10, 1<<20, 0)))
+}
+
+// A payload that is larger than a row's share of the bytes is not read by the short way, and what is small is again
+// once it has gone.
+func TestH4_LargePayloadsComeWithinTheBound(t *testing.T) {
+	t.Parallel()
+	_, s, _ := ownedStore(t)
+	const bound = 64 << 10
+	large := strings.Repeat("x", bound/2)
+	s.put(t, "a", "a1", large, "a3", large, large, "a6")
+	link := s.link.(*postgresLink)
+	first := s.poll(t, 10, bound, 0)
+	expect(t, "until the bound is crossed", []string{"a1", large, "a3", large}, texts(first))
+	expect(t, "by the long way next", true, link.large)
+	for _, r := range first {
+		must(t, s.link.confirm(t.Context(), []confirmation{{r.ref, r.ID, r.place}}, false))
+	}
+	rest := s.poll(t, 10, bound, 0)
+	expect(t, "the rest", []string{large, "a6"}, texts(rest))
+	must(t, s.link.confirm(t.Context(), []confirmation{{rest[0].ref, rest[0].ID, rest[0].place}}, false))
+	expect(t, "the last", []string{"a6"}, texts(s.poll(t, 10, bound, 0)))
+	expect(t, "by the short way next", false, link.large)
 }
 
 func TestB05_AClaimNeverTakesMoreThanItsShare(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // shards is the number of shards of a channel. It is fixed by the schema.
@@ -119,6 +120,7 @@ func (r ref) origin() ref { return ref{shard: r.shard, id: r.id} }
 type confirmation struct {
 	ref
 	message uuid.UUID
+	place   pgtype.TID // of a message that was read from hot
 }
 
 // keyRef names a key of the channel.
@@ -131,8 +133,9 @@ type keyRef struct {
 type row struct {
 	Record
 	ref
-	bad    error // why it cannot be handed to a publisher
-	deadly bool  // a relay died while it published this message alone
+	place  pgtype.TID // where it lies in PostgreSQL's table
+	bad    error      // why it cannot be handed to a publisher
+	deadly bool       // a relay died while it published this message alone
 }
 
 func (r *row) keyRef() keyRef { return keyRef{r.shard, r.Key} }

@@ -330,7 +330,7 @@ func TestStoreKeepsBlockedKeys(t *testing.T) {
 		expect(t, "deadly", true, due[0].deadly)
 
 		apply(change{buried: []failure{{ref: due[0].ref, text: "gave up"}}})
-		must(t, s.link.confirm(t.Context(), []confirmation{{ref{a2.shard, a2.id, true}, a2.ID}, {a3.ref, a3.ID}, {loose.ref, loose.ID}, {a1.ref, a1.ID}}, false))
+		must(t, s.link.confirm(t.Context(), []confirmation{{ref{a2.shard, a2.id, true}, a2.ID, a2.place}, {a3.ref, a3.ID, a3.place}, {loose.ref, loose.ID, loose.place}, {a1.ref, a1.ID, a1.place}}, false))
 		drained, err := s.link.drained(t.Context(), allShards(), 10)
 		must(t, err)
 		expect(t, "drained", []keyRef{key}, drained)

@@ -1,10 +1,19 @@
+-- name: DeleteAt :execrows
+-- Removes messages that the broker confirmed, from where they were read. Not fenced: that it was confirmed is true whoever
+-- says it. A scan by ctid, the shortest way: rows in hot are never updated, so a ctid stays that of its message, until the
+-- table is rewritten (VACUUM FULL) or the row has gone and another one lies there. So position and id are compared too, as a
+-- pair ("is true" keeps it a hashed look-up; as a join the planner would sort both sides). The sub-select hides the number
+-- of places from the planner, which would read a whole table of a few thousand pages instead. Row locks of one statement,
+-- taken by nobody else. 0 or 1 row each; what is missing is looked for by DeleteConfirmed.
+delete from commitbox.outbox_message o
+where o.ctid = any (array(select unnest(@places::tid[])))
+  and ((o.id, o.message_id) in (select c.id, c.message_id from rows from (unnest(@ids::bigint[]), unnest(@message_ids::uuid[])) as c (id, message_id))) is true;
+
 -- name: DeleteConfirmed :execrows
--- Removes messages that the broker confirmed. Not fenced: that it was confirmed is true whoever says it. Their ids are
+-- DeleteAt by position, for what does not lie any more where it was read. Their ids are
 -- compared: a server that lost commits draws positions again, for other messages. One probe of the primary key for each, then
 -- a scan by ctid: joined to the positions, the planner takes a hash join over the whole channel, dead rows included, while
--- the table has no statistics. Rows in hot are never updated, so a ctid stays that of its message for as long as the
--- statement sees it. Row locks of one statement, taken by nobody else. 0 or 1 row each; a shortfall means that a later
--- owner moved the row.
+-- the table has no statistics. 0 or 1 row each; a shortfall means that a later owner moved the row.
 delete from commitbox.outbox_message o
 where o.ctid = any (array(
     select m.ctid from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[]), unnest(@message_ids::uuid[])) as c (shard, id, message_id)

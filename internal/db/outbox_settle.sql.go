@@ -132,6 +132,32 @@ func (q *Queries) DeferMessages(ctx context.Context, arg DeferMessagesParams) (i
 	return result.RowsAffected(), nil
 }
 
+const DeleteAt = `-- name: DeleteAt :execrows
+delete from commitbox.outbox_message o
+where o.ctid = any (array(select unnest($1::tid[])))
+  and ((o.id, o.message_id) in (select c.id, c.message_id from rows from (unnest($2::bigint[]), unnest($3::uuid[])) as c (id, message_id))) is true
+`
+
+type DeleteAtParams struct {
+	Places     []pgtype.TID
+	Ids        []int64
+	MessageIds []pgtype.UUID
+}
+
+// Removes messages that the broker confirmed, from where they were read. Not fenced: that it was confirmed is true whoever
+// says it. A scan by ctid, the shortest way: rows in hot are never updated, so a ctid stays that of its message, until the
+// table is rewritten (VACUUM FULL) or the row has gone and another one lies there. So position and id are compared too, as a
+// pair ("is true" keeps it a hashed look-up; as a join the planner would sort both sides). The sub-select hides the number
+// of places from the planner, which would read a whole table of a few thousand pages instead. Row locks of one statement,
+// taken by nobody else. 0 or 1 row each; what is missing is looked for by DeleteConfirmed.
+func (q *Queries) DeleteAt(ctx context.Context, arg DeleteAtParams) (int64, error) {
+	result, err := q.db.Exec(ctx, DeleteAt, arg.Places, arg.Ids, arg.MessageIds)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
+}
+
 const DeleteConfirmed = `-- name: DeleteConfirmed :execrows
 delete from commitbox.outbox_message o
 where o.ctid = any (array(
@@ -150,12 +176,10 @@ type DeleteConfirmedParams struct {
 	Channel    string
 }
 
-// Removes messages that the broker confirmed. Not fenced: that it was confirmed is true whoever says it. Their ids are
+// DeleteAt by position, for what does not lie any more where it was read. Their ids are
 // compared: a server that lost commits draws positions again, for other messages. One probe of the primary key for each, then
 // a scan by ctid: joined to the positions, the planner takes a hash join over the whole channel, dead rows included, while
-// the table has no statistics. Rows in hot are never updated, so a ctid stays that of its message for as long as the
-// statement sees it. Row locks of one statement, taken by nobody else. 0 or 1 row each; a shortfall means that a later
-// owner moved the row.
+// the table has no statistics. 0 or 1 row each; a shortfall means that a later owner moved the row.
 func (q *Queries) DeleteConfirmed(ctx context.Context, arg DeleteConfirmedParams) (int64, error) {
 	result, err := q.db.Exec(ctx, DeleteConfirmed,
 		arg.Shards,
