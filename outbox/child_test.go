@@ -3,13 +3,13 @@ package outbox_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -26,6 +26,7 @@ const (
 	childURL     = "COMMITBOX_TEST_RELAY_URL"     // makes this test binary a relay
 	childFailing = "COMMITBOX_TEST_RELAY_FAILING" // percentage of messages that are refused
 	poison       = "poison"                       // the payload that ends the process that publishes it
+	mortal       = "mortal."                      // begins the topics of which a refusal may be for good
 )
 
 const brokerTable = "create table broker (n bigint generated always as identity primary key, key text not null, payload text not null)"
@@ -67,7 +68,9 @@ func (p tablePublisher) Publish(ctx context.Context, batch []outbox.Record) []er
 		case string(r.Payload) == poison:
 			os.Exit(3)
 		case rand.IntN(100) < p.failing:
-			errs[i] = errors.New("refused")
+			if errs[i] = errRefused; strings.HasPrefix(r.Topic, mortal) && rand.IntN(2) == 0 {
+				errs[i] = outbox.Permanent(errRefused)
+			}
 		default:
 			queue.Queue("insert into broker (key, payload) values ($1, $2)", r.Key, string(r.Payload))
 		}

@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"github.com/commitbox/commitbox/internal/check"
 )
 
 // Message is what [Enqueue] stores and a [Publisher] sends. Payload and headers reach the broker exactly as given.
@@ -45,4 +47,20 @@ type Record struct {
 	Position   int64     // place in the channel's order; copies of one message made by a requeue have different ones
 	EnqueuedAt time.Time // by the database's clock
 	Attempt    int       // 1 for the first; a lower bound, because a relay that dies counts nothing
+}
+
+// The headers of W3C Trace Context.
+const (
+	traceParent = "traceparent"
+	traceState  = "tracestate"
+)
+
+// TraceContext returns the W3C trace context of the request that enqueued the message, from its headers. Both are empty if
+// there is none or if its traceparent is not valid, which stops nothing. A publisher makes a link of it, not a parent: the
+// request may have ended long ago. Not promised: that the tracestate is valid.
+func (r Record) TraceContext() (traceparent, tracestate string) {
+	if check.TraceID(r.Headers[traceParent]) == "" {
+		return "", ""
+	}
+	return r.Headers[traceParent], r.Headers[traceState]
 }

@@ -1,14 +1,10 @@
 package outbox_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -265,74 +261,5 @@ func TestOperatorRefusesBadInput(t *testing.T) {
 	}
 	if _, err := outbox.NewOperator(nil, "Bad"); err == nil {
 		t.Error("no pool and a bad schema are accepted")
-	}
-}
-
-// Operators act on keys of which messages are being sent, while relays are killed. Order holds, and nothing is lost.
-func TestA8_OperatorsActWhileTheOwnerPublishes(t *testing.T) {
-	t.Parallel()
-	db := testenv.Database(t)
-	o := newOperator(t, db)
-	if _, err := db.Pool.Exec(t.Context(), brokerTable+"; insert into commitbox.outbox_channel values ('default', 'hold')"); err != nil {
-		t.Fatal(err)
-	}
-	const keys = 6
-	processes := []*relayProcess{startProcess(t, db, 10), startProcess(t, db, 10)}
-	var done atomic.Bool
-	var group sync.WaitGroup
-	group.Go(func() {
-		for i := 0; !done.Load(); i++ {
-			enqueue(t, db, message(fmt.Sprint("k", i%keys), fmt.Sprint(i/keys)))
-			time.Sleep(time.Millisecond)
-		}
-	})
-	group.Go(func() {
-		ctx := context.WithoutCancel(t.Context())
-		for !done.Load() {
-			key := fmt.Sprint("k", rand.IntN(keys))
-			var err error
-			switch rand.IntN(3) {
-			case 0:
-				err = o.Park(ctx, channel, key, "")
-			case 1:
-				err = o.Release(ctx, channel, key, "")
-			case 2:
-				err = o.Retry(ctx, channel, key, "")
-			}
-			if err != nil && !errors.Is(err, outbox.ErrNotFound) {
-				t.Error(err)
-			}
-			time.Sleep(20 * time.Millisecond)
-		}
-	})
-	for range 8 {
-		time.Sleep(time.Second)
-		i := rand.IntN(len(processes))
-		processes[i].kill()
-		processes[i] = startProcess(t, db, 10)
-	}
-	done.Store(true)
-	group.Wait()
-	for k := range keys {
-		if err := o.Release(t.Context(), channel, fmt.Sprint("k", k), ""); err != nil && !errors.Is(err, outbox.ErrNotFound) {
-			t.Fatal(err)
-		}
-	}
-	eventuallyWithin(t, time.Minute, "empty tables", func() bool { return tables(t, db) == settled })
-	for k := range keys {
-		rows, _ := db.Pool.Query(t.Context(), "select payload from broker where key = $1 group by payload order by min(n)", fmt.Sprint("k", k))
-		var got []string
-		for rows.Next() {
-			var p string
-			must(t, rows.Scan(&p))
-			got = append(got, p)
-		}
-		want := make([]string, len(got))
-		for i := range want {
-			want[i] = fmt.Sprint(i)
-		}
-		if !slices.Equal(got, want) || len(got) == 0 {
-			t.Errorf("key k%d: first copies %v", k, got)
-		}
 	}
 }

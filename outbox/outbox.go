@@ -52,8 +52,10 @@ type Config struct {
 	CommitOrder bool
 
 	// Trace returns headers to store with every message, such as traceparent and tracestate of the request in ctx. A header
-	// that the message has already wins. The publisher hands them on, so that a consumer can link its work to the request
-	// that enqueued, and never to the one that happened to publish. They count for HeadersMax. Default: none.
+	// that the message has already wins; one that has its own traceparent gets no tracestate of another trace. A traceparent
+	// that is not valid (W3C Trace Context) is left out, with its tracestate. The publisher hands them on, so that it and a
+	// consumer can link their work to the request that enqueued, and never to the one that happened to publish: see
+	// Record.TraceContext and the example. They count for HeadersMax. Default: none.
 	Trace func(ctx context.Context) map[string]string
 }
 
@@ -219,6 +221,10 @@ func withTrace(own, traced map[string]string) map[string]string {
 		return own
 	}
 	all := maps.Clone(traced)
+	if _, has := own[traceParent]; has || check.TraceID(all[traceParent]) == "" {
+		delete(all, traceParent)
+		delete(all, traceState)
+	}
 	maps.Copy(all, own)
 	return all
 }

@@ -1,7 +1,6 @@
 package outbox_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"testing"
@@ -196,62 +195,6 @@ func TestH9_DaysComeAndGoWithoutStoppingTheRelay(t *testing.T) {
 	eventually(t, "200 kept messages", func() bool { return count(t, db, "select count(*) from commitbox.outbox_sent") == 200 })
 	if n := len(p.payloads()); n != 200 {
 		t.Errorf("%d publishes of 200 messages", n)
-	}
-}
-
-// traceKey carries the trace of a request in these tests.
-type traceKey struct{}
-
-func TestB85_TheTraceIsThatOfTheRequestThatEnqueued(t *testing.T) {
-	t.Parallel()
-	db := testenv.Database(t)
-	box, err := outbox.New(outbox.Config{HeadersMax: 100, Trace: func(ctx context.Context) map[string]string {
-		if trace, ok := ctx.Value(traceKey{}).(string); ok {
-			return map[string]string{"traceparent": trace}
-		}
-		return nil
-	}})
-	must(t, err)
-	send := func(trace string, m outbox.Message) {
-		t.Helper()
-		tx := begin(t, db)
-		ctx := t.Context()
-		if trace != "" {
-			ctx = context.WithValue(ctx, traceKey{}, trace)
-		}
-		_, err := box.Enqueue(ctx, tx, m)
-		must(t, err)
-		must(t, tx.Commit(t.Context()))
-	}
-	own := message("k", "own")
-	own.Headers = map[string]string{"traceparent": "mine", "a": "b"}
-	send("trace-A", message("k", "A"))
-	send("trace-B", message("k", "B"))
-	send("trace-C", own)
-	send("", message("k", "none"))
-	p := &recorder{}
-	relay := newRelay(t, db.Pool, p, brisk())
-	for range 3 {
-		_, err := relay.RunOnce(context.WithValue(t.Context(), traceKey{}, "trace of the relay"))
-		must(t, err)
-	}
-	must(t, relay.Close())
-	var got []map[string]string
-	for _, r := range p.sent {
-		got = append(got, r.Headers)
-	}
-	want := []map[string]string{{"traceparent": "trace-A"}, {"traceparent": "trace-B"}, {"traceparent": "mine", "a": "b"}, nil}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
-	long := message("k", "x")
-	long.Headers = map[string]string{"a": fmt.Sprintf("%090d", 1)}
-	ctx := context.WithValue(t.Context(), traceKey{}, "trace-D")
-	if _, err := box.Enqueue(ctx, begin(t, db), long); !errors.As(err, new(*commitbox.InputError)) {
-		t.Errorf("headers over the limit with their trace: %v", err)
-	}
-	if own.Headers["traceparent"] != "mine" || len(own.Headers) != 2 {
-		t.Errorf("the caller's headers were changed: %v", own.Headers)
 	}
 }
 

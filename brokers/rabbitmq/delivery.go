@@ -9,6 +9,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/commitbox/commitbox/inbox"
+	"github.com/commitbox/commitbox/internal/check"
 )
 
 // Headers that the consumer adds when it moves a message to the retry queue or the dead-letter queue, where the
@@ -44,7 +45,7 @@ func newDelivery(consumer string, d amqp.Delivery) Delivery {
 		Message: inbox.Message{
 			ID:      inbox.ID{Consumer: consumer, Message: d.MessageId},
 			Payload: d.Body,
-			TraceID: traceID(headers["traceparent"]),
+			TraceID: check.TraceID(headers["traceparent"]),
 		},
 		Topic:       firstOf(headers[HeaderTopic], d.RoutingKey),
 		Exchange:    d.Exchange,
@@ -140,15 +141,6 @@ func whole(value any) (n int, ok bool) {
 	default:
 		return 0, false
 	}
-}
-
-// traceID takes the trace id out of a W3C traceparent header; empty if that is not valid.
-func traceID(traceparent string) string {
-	parts := strings.Split(traceparent, "-")
-	if len(parts) < 4 || len(parts[1]) != 32 || strings.Trim(parts[1], "0123456789abcdef") != "" {
-		return ""
-	}
-	return parts[1]
 }
 
 // moved returns a copy of the message for the retry queue or the dead-letter queue. The broker's own history is left

@@ -320,19 +320,3 @@ func TestMovedCopy(t *testing.T) {
 		t.Error(diff)
 	}
 }
-
-func TestTraceID(t *testing.T) {
-	t.Parallel()
-	const id = "0123456789abcdef0123456789abcdef"
-	for header, want := range map[string]string{
-		"00-" + id + "-0123456789abcdef-01": id,
-		"00-" + id:                          "",
-		"00-short-0123456789abcdef-01":      "",
-		"00-0123456789abcdef0123456789abcdeX-0123456789abcdef-01": "",
-		"": "",
-	} {
-		if got := traceID(header); got != want {
-			t.Errorf("%q: %q, want %q", header, got, want)
-		}
-	}
-}
