@@ -55,8 +55,11 @@ func TestB85_TheTraceIsThatOfTheRequestThatEnqueued(t *testing.T) {
 		sent = append(sent, r.Headers)
 	}
 	if diff := cmp.Diff([]map[string]string{
-		{"traceparent": traceparent("a"), "tracestate": "vendor=k"}, {"traceparent": traceparent("b"), "tracestate": "vendor=k"},
-		{"traceparent": traceparent("c"), "a": "b"}, nil, nil, {"traceparent": "broken", "tracestate": "x=y"},
+		{"traceparent": traceparent("a"), "tracestate": "vendor=k"},
+		{"traceparent": traceparent("b"), "tracestate": "vendor=k"},
+		{"traceparent": traceparent("c"), "a": "b"},
+		nil, nil,
+		{"traceparent": "broken", "tracestate": "x=y"},
 	}, sent); diff != "" {
 		t.Errorf("headers (-want +sent):\n%s", diff)
 	}
