@@ -91,7 +91,7 @@ type Consumer struct {
 	box      *inbox.Box
 	cfg      ConsumerConfig
 	endpoint endpoint
-	handler  func(ctx context.Context, tx pgx.Tx, d Delivery) error
+	handle   func(ctx context.Context, d Delivery) error // through the inbox
 
 	running atomic.Bool
 	slots   chan struct{} // one entry per running handler
@@ -103,20 +103,47 @@ type Consumer struct {
 // The handler runs in the transaction that its effect belongs to. It is called by several goroutines at once, with a
 // context that ends when the time for draining is over, not when Run is told to stop.
 func NewConsumer(box *inbox.Box, cfg ConsumerConfig, handler func(ctx context.Context, tx pgx.Tx, d Delivery) error) (*Consumer, error) {
+	if handler == nil {
+		return newConsumer(box, cfg, nil)
+	}
+	return newConsumer(box, cfg, func(ctx context.Context, d Delivery) error {
+		_, err := inbox.Process(ctx, box, d.Message, func(ctx context.Context, tx pgx.Tx) (inbox.Void, error) {
+			return inbox.Void{}, handler(ctx, tx, d)
+		})
+		return err
+	})
+}
+
+// NewLeasedConsumer is NewConsumer for work that leaves the database: the handler runs under a lease and not in a
+// transaction, as in [inbox.ProcessLeased], and the row keeps the message's payload, so that [inbox.Resume] can go on with
+// it as well. A copy that comes while the lease lasts waits for its end.
+func NewLeasedConsumer(box *inbox.Box, cfg ConsumerConfig, handler func(ctx context.Context, lease *inbox.Lease, d Delivery) error) (*Consumer, error) {
+	if handler == nil {
+		return newConsumer(box, cfg, nil)
+	}
+	return newConsumer(box, cfg, func(ctx context.Context, d Delivery) error {
+		_, err := inbox.ProcessLeased(ctx, box, d.Message, func(ctx context.Context, lease *inbox.Lease) (inbox.Void, error) {
+			return inbox.Void{}, handler(ctx, lease, d)
+		})
+		return err
+	})
+}
+
+func newConsumer(box *inbox.Box, cfg ConsumerConfig, handle func(ctx context.Context, d Delivery) error) (*Consumer, error) {
 	cfg.fill()
 	e, err := newEndpoint(cfg.URL, cfg.Alternates, cfg.TLS, cfg.Dial, "commitbox consumer "+cfg.Name)
 	errs := []error{err, cfg.check()}
 	if box == nil {
 		errs = append(errs, errors.New("rabbitmq: box is nil"))
 	}
-	if handler == nil {
+	if handle == nil {
 		errs = append(errs, errors.New("rabbitmq: handler is nil"))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
 	return &Consumer{
-		box: box, cfg: cfg, endpoint: e, handler: handler,
+		box: box, cfg: cfg, endpoint: e, handle: handle,
 		slots: make(chan struct{}, cfg.Workers),
 		holds: make(chan struct{}, cfg.HeldMax),
 	}, nil

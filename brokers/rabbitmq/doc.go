@@ -18,7 +18,8 @@
 //
 // # Consuming
 //
-// A [Consumer] hands each delivery to [inbox.Process] and does at the broker what [inbox.Disposition] says:
+// A [Consumer] hands each delivery to [inbox.Process], or with [NewLeasedConsumer] to [inbox.ProcessLeased], and does at
+// the broker what [inbox.Disposition] says:
 //
 //   - handled, now or before: acknowledged, after the commit
 //   - to be tried later: moved to the retry queue with its delay, or held and requeued when due

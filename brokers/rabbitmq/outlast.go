@@ -5,8 +5,6 @@ import (
 	"errors"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/commitbox/commitbox/inbox"
 )
 
@@ -28,9 +26,7 @@ func (s *session) process(d *Delivery) error {
 		return ErrMissingID
 	}
 	for {
-		_, err := inbox.Process(s.handling, s.box, d.Message, func(ctx context.Context, tx pgx.Tx) (inbox.Void, error) {
-			return inbox.Void{}, s.handler(ctx, tx, *d)
-		})
+		err := s.Consumer.handle(s.handling, *d)
 		missing := errors.Is(err, inbox.ErrUnavailable) || errors.Is(err, inbox.ErrOutcomeUnknown)
 		if !missing || !s.outlast(d.ID, err) {
 			return err
