@@ -55,6 +55,9 @@ var (
 	stepNames = []string{"reserve", "charge", "deduct", "refund"}
 )
 
+// wordsMax is enough to tell the statements of the saga apart.
+const wordsMax = 9
+
 // nameOf tells a statement in a few words; empty: it is of no interest.
 func nameOf(sql string, args []any) string {
 	words := strings.Fields(sql)
@@ -66,10 +69,7 @@ func nameOf(sql string, args []any) string {
 			}
 		}
 	}
-	if len(words) > 5 {
-		words = words[:5]
-	}
-	name := strings.Join(words, " ")
+	name := strings.Join(words[:min(len(words), wordsMax)], " ")
 	if name == ";" || name == "-- ping" || strings.HasPrefix(name, "InboxRenew") || strings.HasPrefix(name, "InboxRunnable") {
 		return ""
 	}

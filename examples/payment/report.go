@@ -135,8 +135,11 @@ func (r *report) readLedger(ctx context.Context, d *demo) error {
 func (r *report) write(out io.Writer) {
 	fmt.Fprintf(out, "\n  %-44s %8s %8s %8s\n", "", "orders", "charged", "refunded")
 	for _, row := range []struct{ end, text string }{
-		{saga.Confirmed, "confirmed"}, {saga.Refunded, "refunded: the goods broke"}, {saga.Declined, "declined: no cover"},
-		{saga.Refused, "refused: sold out"}, {"open", "stuck"},
+		{saga.Confirmed, "confirmed"},
+		{saga.Refunded, "refunded: the goods broke"},
+		{saga.Declined, "declined: no cover"},
+		{saga.Refused, "refused: sold out"},
+		{"open", "stuck"},
 	} {
 		t := r.ends[row.end]
 		fmt.Fprintf(out, "  %-44s %8d %8d %8d\n", row.text, t.orders, t.charges, t.refunds)

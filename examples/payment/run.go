@@ -70,7 +70,7 @@ func open(ctx context.Context, cfg config, out io.Writer) (*demo, error) {
 	}
 	if err == nil {
 		d.env = append(d.env, envProvider+"="+d.provider)
-		d.customers.shop, err = d.serve(ctx, shopName)
+		d.shop, err = d.serve(ctx, shopName)
 	}
 	if err != nil {
 		return nil, errors.Join(err, d.close())

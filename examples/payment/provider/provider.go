@@ -5,7 +5,9 @@ package provider
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 )
@@ -93,9 +95,7 @@ func breakOff(*Service, http.ResponseWriter, *http.Request) bool { panic(http.Er
 // ServeHTTP implements [http.Handler].
 func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path == "/ledger" {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		_ = json.NewEncoder(w).Encode(s.ledger)
+		_ = json.NewEncoder(w).Encode(s.Snapshot()) // who is gone asks again
 		return
 	}
 	var q request
@@ -114,6 +114,15 @@ func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	w.WriteHeader(a.status)
 	_ = json.NewEncoder(w).Encode(a.body)
+}
+
+// Snapshot returns the ledger as it is now.
+func (s *Service) Snapshot() Ledger {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.ledger
+	l.Entries, l.Faults = slices.Clone(l.Entries), maps.Clone(l.Faults)
+	return l
 }
 
 // next returns the fault of the call.
