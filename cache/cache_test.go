@@ -230,3 +230,5 @@ func TestCancelledCallerIsNotServed(t *testing.T) {
 		t.Errorf("Put says %v", err)
 	}
 }
+
+func guardKey(prefix string, id inbox.ID) string { return prefix + ":guard:{" + id.Key() + "}" }

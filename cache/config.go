@@ -47,6 +47,7 @@ const (
 	defaultOpenFor     = time.Second
 	entryMaxMin        = 256
 	secretLenMin       = 16
+	prefixRule         = "must be 1 to 64 of the characters a-z A-Z 0-9 _ - . : /"
 )
 
 var prefixForm = regexp.MustCompile(`^[a-zA-Z0-9_.:/-]{1,64}$`)
@@ -67,7 +68,7 @@ func (c Config) check(client redis.UniversalClient) error {
 	errs := []error{
 		refuse(client == nil, "client", "is nil"),
 		refuse(len(c.Secrets) == 0, "Config.Secrets", "is empty; make one secret of 32 random bytes and give it to every process"),
-		refuse(!prefixForm.MatchString(c.Prefix), "Config.Prefix", "must be 1 to 64 of the characters a-z A-Z 0-9 _ - . : /"),
+		refuse(!prefixForm.MatchString(c.Prefix), "Config.Prefix", prefixRule),
 		refuse(c.Timeout < time.Millisecond, "Config.Timeout", "is less than 1 ms"),
 		refuse(c.EntryMax < entryMaxMin, "Config.EntryMax", "is less than 256 bytes"),
 		refuse(c.FailuresMax < 1, "Config.FailuresMax", "is not positive"),

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"errors"
 	"log/slog"
 	"strings"
 	"sync"
@@ -15,6 +16,7 @@ import (
 	"github.com/commitbox/commitbox"
 	"github.com/commitbox/commitbox/cache"
 	"github.com/commitbox/commitbox/inbox"
+	"github.com/commitbox/commitbox/internal/devserver"
 	"github.com/commitbox/commitbox/internal/testenv"
 )
 
@@ -63,6 +65,11 @@ func open(t testing.TB, client redis.UniversalClient, options ...func(*cache.Con
 
 var quiet = slog.New(slog.DiscardHandler)
 
+func private(t testing.TB, args ...string) *devserver.Server {
+	t.Helper()
+	return testenv.PrivateRedis(t, devserver.RedisOptions{Args: args})
+}
+
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -92,6 +99,13 @@ func wantMiss(t testing.TB, c *cache.Cache, of inbox.Identity, id inbox.ID) {
 	t.Helper()
 	if got, found, err := c.Get(context.Background(), of, id); err != nil || found {
 		t.Fatalf("got %+v, found %v, %v; want a miss", got, found, err)
+	}
+}
+
+func wantUnavailable(t testing.TB, err error) {
+	t.Helper()
+	if !errors.Is(err, cache.ErrUnavailable) {
+		t.Fatalf("the error is %v, want ErrUnavailable", err)
 	}
 }
 
@@ -132,6 +146,12 @@ func (c *counts) of(m *commitbox.Metric, labels ...string) float64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.total[m.Name+" "+strings.Join(labels, " ")]
+}
+
+func (c *counts) gauge(m *commitbox.Metric, labels ...string) float64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.last[m.Name+" "+strings.Join(labels, " ")]
 }
 
 func observed(o *counts) func(*cache.Config) { return func(c *cache.Config) { c.Observer = o } }

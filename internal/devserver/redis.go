@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/url"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -43,6 +44,40 @@ func StartRedis(ctx context.Context, o RedisOptions) (*Server, error) {
 			as:     at.as,
 		},
 	})
+}
+
+// StartSentinel starts a Sentinel that watches a Redis, given by its URL, under
+// a name. With one Sentinel a failover needs no other's consent; it starts when
+// the Redis has not answered for a second.
+func StartSentinel(ctx context.Context, name, target string) (*Server, error) {
+	u, err := url.Parse(target)
+	if err != nil || u.Port() == "" {
+		return nil, fmt.Errorf("devserver: the target of sentinel must be a URL (redis://host:port)")
+	}
+	path, err := FindRedis()
+	if err != nil {
+		return nil, err
+	}
+	at, err := newPlace("sentinel", "redis")
+	if err != nil {
+		return nil, err
+	}
+	config := filepath.Join(at.dir, "sentinel.conf")
+	text := fmt.Sprintf("bind 127.0.0.1\nport %d\ndir %s\nsentinel monitor %s %s %s 1\nsentinel down-after-milliseconds %s 1000\nsentinel failover-timeout %s 5000\n",
+		at.port, at.dir, name, u.Hostname(), u.Port(), name, name)
+	return open(ctx, &Server{
+		url:        fmt.Sprintf("redis://%s/0", loopback(at.port)),
+		dir:        at.dir,
+		stopSignal: syscall.SIGTERM,
+		ready:      func(ctx context.Context) error { return pingRedis(ctx, at.port) },
+		command: command{
+			path:   path,
+			args:   []string{config, "--sentinel"},
+			folder: at.dir,
+			log:    filepath.Join(at.dir, "log"),
+			as:     at.as,
+		},
+	}, func(context.Context) error { return at.as.writeFile(config, text, 0o600) })
 }
 
 // FindRedis returns the path of redis-server on this machine. The error is a

@@ -85,6 +85,14 @@ func PrivateRedis(t testing.TB, o devserver.RedisOptions) *devserver.Server {
 	})
 }
 
+// PrivateSentinel starts a Sentinel for this test alone, which watches a Redis.
+func PrivateSentinel(t testing.TB, name, target string) *devserver.Server {
+	t.Helper()
+	return private(t, "redis", func(ctx context.Context) (*devserver.Server, error) {
+		return devserver.StartSentinel(ctx, name, target)
+	})
+}
+
 // PrivateRabbitMQ starts a RabbitMQ node for this test alone.
 func PrivateRabbitMQ(t testing.TB, o devserver.RabbitMQOptions) *devserver.Server {
 	t.Helper()
