@@ -80,8 +80,8 @@ func NewLocker(client redis.UniversalClient, c LockConfig) (*Locker, error) {
 }
 
 // Acquire takes the lock of a name, 1 to 512 bytes of any text. The error is ErrLocked if another has it, also after
-// LockConfig.Wait, and ErrUnavailable if Redis cannot be asked; a lock that was then granted all the same ends with its
-// lease. Every lock must be released.
+// LockConfig.Wait, and ErrUnavailable if Redis cannot be asked; a lock that was then granted all the same is given back
+// if that can be done, and ends with its lease otherwise. Every lock must be released.
 func (l *Locker) Acquire(ctx context.Context, name string) (*Lock, error) {
 	if err := refuse(name == "" || len(name) > lockNameMax, "name", "must have 1 to 512 bytes"); err != nil {
 		return nil, err
@@ -95,9 +95,9 @@ func (l *Locker) Acquire(ctx context.Context, name string) (*Lock, error) {
 		b, err := l.take(ctx, k, token)
 		switch {
 		case err != nil:
-			if ctx.Err() != nil { // the call may have come through
-				_, _ = l.store.run(context.WithoutCancel(ctx), "unlock", releaseScript, k, token)
-			}
+			start(ctx, l.store, "unlock", func(ctx context.Context) (int64, error) { // it may have been granted; nobody waits
+				return releaseScript.Run(ctx, l.store.client, []string{k}, token).Int64()
+			})
 			return nil, err
 		case b.state == inbox.GuardGranted:
 			return l.hold(ctx, k, name, token, asked), nil
