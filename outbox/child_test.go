@@ -29,6 +29,9 @@ const (
 	mortal       = "mortal."                      // begins the topics of which a refusal may be for good
 )
 
+// What a child has in flight at most.
+const childLanes, childBatch = 2, 100
+
 const brokerTable = "create table broker (n bigint generated always as identity primary key, key text not null, payload text not null)"
 
 // child runs a relay until the process ends.
@@ -41,7 +44,7 @@ func child(url string) int {
 	}
 	failing, _ := strconv.Atoi(os.Getenv(childFailing))
 	cfg := outbox.RelayConfig{
-		Lease: time.Second, BackoffBase: 20 * time.Millisecond, BackoffMax: 100 * time.Millisecond, MaxAttempts: 3, Batch: 100,
+		Lease: time.Second, BackoffBase: 20 * time.Millisecond, BackoffMax: 100 * time.Millisecond, MaxAttempts: 3, Batch: childBatch, Lanes: childLanes,
 		PollMax: 20 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})),
 	}
 	if failing > 0 {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -139,4 +140,73 @@ func TestA1_ALeakedWriterIsFoundWhenItEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the leaked message", func() bool { return len(p.payloads()) == 31 })
+}
+
+// Writers that hold their transactions for long, much longer than anything that a relay could wait for, beside one that
+// was leaked: the order of the keys holds for all but the leaked one, which overtakes nothing and is overtaken, and is not
+// lost. The long form holds for 40 s, with the standard MaxWriterAge and a leaked writer past it.
+func TestP8_WritersThatHoldForLongAndALeakedOne(t *testing.T) {
+	t.Parallel()
+	db := testenv.Database(t)
+	hold, age := soak(time.Second, 40*time.Second), soak(3*time.Second, 60*time.Second)
+	if _, err := db.Pool.Exec(t.Context(), "create table account (key text primary key, n int not null default 0); insert into account select 'k' || g from generate_series(0, 3) g"); err != nil {
+		t.Fatal(err)
+	}
+	p := &recorder{}
+	cfg := brisk()
+	cfg.MaxWriterAge = age
+	start(t, newRelay(t, db.Pool, p, cfg))
+	leaked := begin(t, db)
+	if _, err := outbox.Enqueue(t.Context(), leaked, message("leaked", "leaked")); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	var group sync.WaitGroup
+	committed := make([]atomic.Int32, 4)
+	for w := range 8 {
+		group.Go(func() {
+			long := w < 4 // one long writer for each key, and one that follows it closely
+			for time.Since(began) < age+hold {
+				k := w % 4
+				err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+					var n int
+					if err := tx.QueryRow(t.Context(), "update account set n = n + 1 where key = $1 returning n", fmt.Sprint("k", k)).Scan(&n); err != nil {
+						return err
+					}
+					_, err := outbox.Enqueue(t.Context(), tx, message(fmt.Sprint("k", k), fmt.Sprint(n)))
+					if long {
+						time.Sleep(hold/2 + rand.N(hold/2))
+					}
+					return err
+				})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				committed[k].Add(1)
+				if long {
+					time.Sleep(hold / 10) // the others' turn, which draw later positions and commit first
+				}
+			}
+		})
+	}
+	for i := 0; time.Since(began) < age+hold; i++ { // others draw and commit all the time, so that the floors would move
+		enqueue(t, db, message(fmt.Sprint("other", i%50), fmt.Sprint(i)))
+		time.Sleep(5 * time.Millisecond)
+	}
+	group.Wait()
+	if err := leaked.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the leaked message", func() bool { return len(p.payloads("leaked")) == 1 })
+	eventually(t, "empty tables", func() bool { return tables(t, db) == settled })
+	for k := range committed {
+		var want []string
+		for i := range committed[k].Load() {
+			want = append(want, fmt.Sprint(i+1))
+		}
+		if diff := cmp.Diff(want, p.payloads(fmt.Sprint("k", k))); diff != "" {
+			t.Errorf("key k%d (-committed +published):\n%s", k, diff)
+		}
+	}
 }

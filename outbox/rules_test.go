@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -182,5 +183,53 @@ func TestB78_P10_AKilledRelayIsReplacedInTime(t *testing.T) {
 	eventually(t, "the messages of all shards", delivered(65))
 	if took := time.Since(started); took > time.Second+2*time.Second+2*time.Second { // lease, bound, and this machine
 		t.Errorf("served again after %v", took)
+	}
+}
+
+// A relay that was killed comes back and gets its share of the shards, while messages flow: nothing is lost, and what was
+// published twice is at most what the killed one had in flight.
+func TestP10_AKilledRelayThatReturnsGetsItsShareBack(t *testing.T) {
+	t.Parallel()
+	db := testenv.Database(t)
+	if _, err := db.Pool.Exec(t.Context(), brokerTable); err != nil {
+		t.Fatal(err)
+	}
+	shares := func(want ...int) func() bool {
+		return func() bool {
+			got := owned(t, db, channel)
+			slices.Sort(got)
+			return slices.Equal(want, got)
+		}
+	}
+	startProcess(t, db, 0)
+	killed := startProcess(t, db, 0)
+	eventually(t, "two relays to share the shards", shares(32, 32))
+	var done atomic.Bool
+	var writing sync.WaitGroup
+	sent := 0
+	writing.Go(func() {
+		for ; !done.Load(); sent += 64 {
+			var messages []outbox.Message
+			for i := range 64 {
+				messages = append(messages, message(fmt.Sprint("k", i), fmt.Sprint(sent)))
+			}
+			enqueue(t, db, messages...)
+		}
+	})
+	eventually(t, "messages to flow", func() bool { return count(t, db, "select count(*) from broker") > 1000 })
+	killed.kill()
+	eventually(t, "the other one to own all shards", shares(64))
+	startProcess(t, db, 0)
+	eventually(t, "the shards to be shared again", shares(32, 32))
+	done.Store(true)
+	writing.Wait()
+	eventually(t, "empty tables", func() bool { return tables(t, db) == settled })
+	distinct, all := count(t, db, "select count(distinct (key, payload)) from broker"), count(t, db, "select count(*) from broker")
+	t.Logf("%d messages, %d copies", sent, all-distinct)
+	if distinct != sent {
+		t.Errorf("%d of %d messages arrived", distinct, sent)
+	}
+	if all-distinct > childLanes*childBatch {
+		t.Errorf("%d copies, at most %d were in flight", all-distinct, childLanes*childBatch)
 	}
 }
