@@ -16,6 +16,7 @@ import (
 
 	"github.com/commitbox/commitbox"
 	"github.com/commitbox/commitbox/inbox"
+	"github.com/commitbox/commitbox/internal/testenv"
 )
 
 // What has gone wrong elsewhere, where no test of a feature covers it.
@@ -328,5 +329,52 @@ func TestOutcomesAreCounted(t *testing.T) {
 	}
 	if fmt.Sprint(seen.seen) != fmt.Sprint(want) {
 		t.Errorf("counted %v, want %v", seen.seen, want)
+	}
+}
+
+// Work that takes several leases runs once, however often another worker asks, because its lease is renewed. When the
+// renewals stop, the other one takes over after the lease and not before, and what the first one did is refused.
+func TestB02_WorkLongerThanItsLeaseRunsOnce(t *testing.T) {
+	const lease = 2 * time.Second
+	w, first, proxy := proxied(t, inbox.Config{LeaseFor: lease})
+	second := w.box(inbox.Config{LeaseFor: lease})
+	msg := inbox.Message{ID: anID, Payload: []byte("p")}
+	ask := func(until func() bool) (lease *inbox.Lease, since time.Duration) {
+		for began := time.Now(); !until(); time.Sleep(100 * time.Millisecond) {
+			lease, err := second.Acquire(t.Context(), msg)
+			if err == nil {
+				return lease, time.Since(began)
+			}
+			if !errors.Is(err, inbox.ErrInProgress) {
+				t.Errorf("another worker: %v", err)
+			}
+		}
+		return nil, 0
+	}
+	_, err := inbox.ProcessLeased(t.Context(), first, msg, func(ctx context.Context, _ *inbox.Lease) (int, error) {
+		until := time.Now().Add(3 * lease)
+		if taken, _ := ask(func() bool { return time.Now().After(until) || ctx.Err() != nil }); taken != nil {
+			t.Error("another worker got the lease while it was renewed")
+		}
+		if ctx.Err() != nil {
+			t.Errorf("the holder lost its lease: %v", context.Cause(ctx))
+		}
+
+		proxy.BlackHole(testenv.ToServer) // nothing reaches PostgreSQL any more
+		taken, since := ask(func() bool { return false })
+		if since < lease/2 {
+			t.Errorf("taken over after %v, the lease was renewed at most %v before its end", since, lease)
+		}
+		proxy.Heal()
+		if _, err := inbox.Complete(ctx, taken, 2); err != nil {
+			t.Errorf("the second worker: %v", err)
+		}
+		return 1, nil
+	})
+	if !errors.Is(err, inbox.ErrLeaseLost) {
+		t.Errorf("the first worker: %v, want ErrLeaseLost", err)
+	}
+	if got, done, err := inbox.IsCompleted[int](t.Context(), second, anID); got != 2 || !done || err != nil {
+		t.Errorf("the result is %d, %v, %v; want the second worker's", got, done, err)
 	}
 }

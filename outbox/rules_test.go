@@ -111,7 +111,7 @@ func TestP3_ALostConfirmationIsNotPublishedAgain(t *testing.T) {
 	db := testenv.Database(t)
 	proxy := testenv.NewProxy(t, db.URL)
 	p := &recorder{}
-	lost := proxy.CutAfter("DeleteConfirmed")
+	lost := proxy.CutAfter("DeleteAt")
 	start(t, newRelay(t, openPool(t, proxy.URL(t, db.URL)), p, brisk()))
 	for i := range 10 {
 		enqueue(t, db, message("k", fmt.Sprint(i)))

@@ -1,8 +1,12 @@
 package outbox_test
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -10,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/commitbox/commitbox"
+	"github.com/commitbox/commitbox/internal/devserver"
 	"github.com/commitbox/commitbox/internal/testenv"
 	"github.com/commitbox/commitbox/outbox"
 )
@@ -199,23 +204,56 @@ func TestH9_DaysComeAndGoWithoutStoppingTheRelay(t *testing.T) {
 }
 
 // A psql session and a Go program enqueue for one key: order holds.
-func TestSQLAndGoShareAKey(t *testing.T) {
+func TestPsqlAndGoShareAKey(t *testing.T) {
 	t.Parallel()
 	db := testenv.Database(t)
 	p := &recorder{}
 	start(t, newRelay(t, db.Pool, p, brisk()))
+	fromPsql := psql(t, db)
 	var want []string
 	for i := range 60 {
 		if i%2 == 0 {
 			enqueue(t, db, message("k", fmt.Sprint(i)))
 		} else {
-			_, err := db.Pool.Exec(t.Context(), "select commitbox.enqueue('t', convert_to($1, 'UTF8'), 'k')", fmt.Sprint(i))
-			must(t, err)
+			fromPsql(fmt.Sprintf("select commitbox.enqueue('t', '%d', 'k');", i))
 		}
 		want = append(want, fmt.Sprint(i))
 	}
 	eventually(t, "60 messages", func() bool { return len(p.payloads()) == 60 })
 	if diff := cmp.Diff(want, p.payloads("k")); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// psql starts a session and returns what runs a statement in it that answers one line.
+func psql(t *testing.T, db *testenv.DB) func(statement string) (answer string) {
+	t.Helper()
+	dir, err := devserver.PostgresBinDir(0)
+	if err != nil {
+		t.Skipf("no psql: %v", err)
+	}
+	cmd := exec.Command(filepath.Join(dir, "psql"), "-XqAt", "-v", "ON_ERROR_STOP=1", db.URL)
+	if _, err := os.Stat(cmd.Path); err != nil {
+		t.Skipf("no psql: %v", err)
+	}
+	in, err := cmd.StdinPipe()
+	must(t, err)
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	cmd.Stderr = os.Stderr
+	must(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = in.Close()
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("psql: %v", err)
+		}
+	})
+	lines := bufio.NewScanner(out)
+	return func(statement string) string {
+		t.Helper()
+		if _, err := fmt.Fprintln(in, statement); err != nil || !lines.Scan() {
+			t.Fatalf("psql ended: %v", errors.Join(err, lines.Err()))
+		}
+		return lines.Text()
 	}
 }
