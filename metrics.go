@@ -81,6 +81,27 @@ var (
 		"1 while Redis is left alone because it did not answer, by store: cache, lock.",
 		[]string{"store"},
 	}
+	InboxExpiredLeases = &Metric{
+		"commitbox_inbox_expired_leases", Gauge, "1",
+		"Leases that have expired without anybody taking over, as the last clean-up saw them; counted up to 10 000.",
+		[]string{"consumer"},
+	}
+
+	CleanupRows = &Metric{
+		"commitbox_cleanup_rows", Counter, "1",
+		"Rows that clean-up removed (completed, dead, discarded, gone) or made dead (abandoned).",
+		[]string{"consumer", "kind"},
+	}
+	CleanupRuns = &Metric{
+		"commitbox_cleanup_runs", Counter, "1",
+		"Runs of clean-up, by result: done, budget, skipped, error.",
+		[]string{"result"},
+	}
+	CleanupSeconds = &Metric{
+		"commitbox_cleanup_seconds", Histogram, "s",
+		"Time of one run of clean-up.",
+		nil,
+	}
 
 	ConsumerMessages = &Metric{
 		"commitbox_consumer_messages", Counter, "1",
@@ -117,8 +138,9 @@ var (
 
 var metrics = []*Metric{
 	OutboxPublished, OutboxDead, OutboxPublishSeconds, OutboxLagSeconds, OutboxOwnedShards, OutboxLeakedWriters, OutboxBreakerOpen, OutboxErrors,
-	InboxHandled, InboxSeconds, InboxRetries, CacheLookups, CacheErrors, CacheSeconds, CacheBreakerOpen, ConsumerMessages,
+	InboxHandled, InboxSeconds, InboxRetries, InboxExpiredLeases, CacheLookups, CacheErrors, CacheSeconds, CacheBreakerOpen, ConsumerMessages,
 	SchedulerRuns, SchedulerSeconds, SchedulerLateSeconds, SchedulerMissed, SchedulerErrors,
+	CleanupRows, CleanupRuns, CleanupSeconds,
 }
 
 // Metrics returns everything that the library measures, so that an adapter can make its instruments up front.

@@ -6,39 +6,24 @@
 // # Rights
 //
 // The migrations run as the owner of the schema, who needs CREATE on the database once. The library itself makes no
-// objects, so a service runs as a role that has these rights and no others. To enqueue:
+// objects, so a service runs as a role that has the rights of its work and no others. Roles belong to the whole server, so they
+// are not made here; the owner of the schema grants to those that there are, and again after each migration:
 //
-//	grant usage on schema commitbox to producer;
-//	grant usage on sequence commitbox.outbox_seq to producer;
-//	grant insert on commitbox.outbox_message to producer;
-//	grant insert on commitbox.outbox_scheduled to producer;
+//	select commitbox.grant_rights('produce', 'shop');         -- to enqueue
+//	select commitbox.grant_rights('relay', 'shop_relay');     -- to run a relay
+//	select commitbox.grant_rights('consume', 'billing');      -- to handle messages, in transactions and with leases
+//	select commitbox.grant_rights('edit', 'billing');         -- to advance versions with package optimistic
+//	select commitbox.grant_rights('schedule', 'billing');     -- to run jobs
+//	select commitbox.grant_rights('cleanup', 'shop_cleanup'); -- to clean up; as a job with 'schedule' too
+//	select commitbox.grant_rights('observe', 'dashboard');    -- to read everything but payloads, headers, results, keys and error texts
+//	select commitbox.grant_rights('migrate', 'shop_owner');   -- to own the schema, and so to migrate it
 //
-// To run a relay:
+// commitbox.rights('relay') lists what is granted. commitbox.missing_rights('relay') lists what the session's role lacks, as the
+// statements that would grant it; package rights asks it when a program starts. "drop owned by shop_relay" takes everything back.
 //
-//	grant usage on schema commitbox to relay;
-//	grant usage on sequence commitbox.outbox_seq to relay;
-//	grant usage on sequence commitbox.outbox_epoch to relay;
-//	grant select, insert, delete on commitbox.outbox_message to relay;
-//	grant select, update, delete on commitbox.outbox_scheduled to relay;
-//	grant insert on commitbox.outbox_sent to relay;
-//	grant execute on function commitbox.outbox_sent_days(integer, integer) to relay;
-//	grant select, insert, update on commitbox.outbox_channel to relay;
-//	grant select, insert, update on commitbox.outbox_shard to relay;
-//	grant select, insert, update, delete on commitbox.outbox_relay to relay;
-//	grant select, insert, update, delete on commitbox.outbox_blocked to relay;
-//	grant select, insert, update, delete on commitbox.outbox_deferred to relay;
-//	grant select, insert, delete on commitbox.outbox_dead to relay;
-//
-// To handle messages in transaction mode:
-//
-//	grant usage on schema commitbox to consumer;
-//	grant select, insert, update on commitbox.inbox to consumer;
-//	grant select on commitbox.inbox_step to consumer;
-//
-// To advance versions with package optimistic:
-//
-//	grant usage on schema commitbox to editor;
-//	grant select, insert, update on commitbox.resource_version to editor;
+// Whoever cleans up has a role of its own. Row security keeps it from removing anything but completed and dead inbox rows and
+// discarded messages, whatever statement it sends. From then on the tables inbox and outbox_dead can be dumped and copied into
+// by owners and superusers only; other roles notice nothing else.
 //
 // Operators have the rights on every table.
 package migrations

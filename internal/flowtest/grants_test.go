@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -19,6 +17,8 @@ import (
 	"github.com/commitbox/commitbox/internal/testenv"
 	"github.com/commitbox/commitbox/optimistic"
 	"github.com/commitbox/commitbox/outbox"
+	"github.com/commitbox/commitbox/rights"
+	"github.com/commitbox/commitbox/scheduler"
 )
 
 // right is one privilege on one object.
@@ -29,39 +29,34 @@ func (r right) sql(verb, role string) string {
 	return verb + " " + r.privilege + " on " + r.object + direction + role
 }
 
-// denial is what PostgreSQL says without the right.
-func (r right) denial() string {
-	kind, name, typed := strings.Cut(r.object, " ")
+// denies says whether an error is what PostgreSQL says without the right.
+func (r right) denies(err error) bool {
+	_, name, typed := strings.Cut(r.object, " ")
 	if !typed {
-		kind, name = "table", r.object
+		name = r.object
 	}
 	name, _, _ = strings.Cut(name, "(")
-	return "permission denied for " + kind + " " + strings.TrimPrefix(name, "commitbox.")
+	return err != nil && strings.Contains(err.Error(), "permission denied for ") && strings.Contains(err.Error(), " "+strings.TrimPrefix(name, "commitbox."))
 }
 
-var grantLine = regexp.MustCompile(`(?m)^//\tgrant (.+) on (.+) to (\w+);$`)
-
-// documented returns the rights of a role in the documentation of package migrations.
-func documented(t *testing.T, role string) (rights []right) {
+// listed returns the rights of a kind of role.
+func listed(t *testing.T, db *testenv.DB, kind string) []right {
 	t.Helper()
-	text, err := os.ReadFile("../../migrations/migrations.go")
+	rows, err := db.Pool.Query(t.Context(), `select p[1], case r.object_type when 'table' then '' else r.object_type || ' ' end || r.object
+		from commitbox.rights($1) r, regexp_matches(r.privileges, '(\w+(?: \([^)]*\))?)', 'g') p`, kind)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, g := range grantLine.FindAllStringSubmatch(string(text), -1) {
-		for privilege := range strings.SplitSeq(g[1], ", ") {
-			if g[3] == role {
-				rights = append(rights, right{privilege, g[2]})
-			}
-		}
-	}
-	if len(rights) == 0 {
-		t.Fatalf("no rights of role %s are documented", role)
+	rights, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (r right, err error) {
+		return r, row.Scan(&r.privilege, &r.object)
+	})
+	if err != nil || len(rights) == 0 {
+		t.Fatalf("no rights of a role that may %s: %v", kind, err)
 	}
 	return rights
 }
 
-// actor is a role of the server with the documented rights, and what it does.
+// actor is a role of the server with the rights of a kind, and what it does.
 type actor struct {
 	db   *testenv.DB // as the owner
 	role string
@@ -69,24 +64,24 @@ type actor struct {
 	work func(context.Context, *actor) error
 }
 
-func TestB88_DocumentedRightsSufficeAndEachIsNeeded(t *testing.T) {
+func TestB88_GrantedRightsSufficeAndEachIsNeeded(t *testing.T) {
 	t.Parallel()
 	for role, work := range map[string]func(context.Context, *actor) error{
-		"producer": produce, "relay": publish, "consumer": consume, "editor": edit,
+		"produce": produce, "relay": publish, "consume": consume, "edit": edit, "schedule": schedule, "cleanup": clean,
 	} {
 		t.Run(role, func(t *testing.T) {
 			t.Parallel()
-			rights := documented(t, role)
-			a := newActor(t, role, rights, work)
+			a := newActor(t, role, role, work)
 			if err := a.run(t); err != nil {
 				t.Fatalf("with all rights: %v", err)
 			}
-			for _, r := range rights {
+			for _, r := range listed(t, a.db, role) {
 				if r == renewing {
 					continue // not needed before a lease ends: has a test of its own
 				}
 				a.exec(t, r.sql("revoke", a.role))
-				if err := a.run(t); err == nil || !strings.Contains(err.Error(), r.denial()) {
+				a.checkNamed(t, role, r)
+				if err := a.run(t); !r.denies(err) {
 					t.Errorf("without %s on %s: %v", r.privilege, r.object, err)
 				}
 				a.exec(t, r.sql("grant", a.role))
@@ -98,12 +93,24 @@ func TestB88_DocumentedRightsSufficeAndEachIsNeeded(t *testing.T) {
 	}
 }
 
+// checkNamed checks that a program that starts hears of the right that is missing.
+func (a *actor) checkNamed(t *testing.T, kind string, r right) {
+	t.Helper()
+	err := rights.Check(t.Context(), a.pool, "", rights.Work(kind))
+	var missing *rights.MissingError
+	named := errors.As(err, &missing) && len(missing.Missing) == 1 && strings.HasPrefix(missing.Missing[0], "grant "+r.privilege+" on ") &&
+		strings.Contains(missing.Missing[0], r.object+" to ")
+	if !named && (!strings.HasPrefix(r.object, "schema") || !r.denies(err)) {
+		t.Errorf("without %s on %s, Check says: %v", r.privilege, r.object, err)
+	}
+}
+
 var renewing = right{"update", "commitbox.outbox_relay"}
 
 // A relay that cannot renew its lease says why when the lease has ended.
 func TestB88_ARelayThatMayNotRenewSaysWhy(t *testing.T) {
 	t.Parallel()
-	a := newActor(t, "renewer", documented(t, "relay"), nil)
+	a := newActor(t, "renewer", "relay", nil)
 	a.exec(t, renewing.sql("revoke", a.role))
 	relay, err := outbox.NewRelay(a.pool, outbox.PublishFunc(scripted), outbox.RelayConfig{Lease: time.Second})
 	if err != nil {
@@ -113,7 +120,7 @@ func TestB88_ARelayThatMayNotRenewSaysWhy(t *testing.T) {
 		_, err = relay.RunOnce(t.Context())
 		return err != nil
 	})
-	if !strings.Contains(err.Error(), renewing.denial()) {
+	if !renewing.denies(err) {
 		t.Errorf("RunOnce: %v", err)
 	}
 	if err := relay.Close(); err != nil {
@@ -121,7 +128,7 @@ func TestB88_ARelayThatMayNotRenewSaysWhy(t *testing.T) {
 	}
 }
 
-func newActor(t *testing.T, role string, rights []right, work func(context.Context, *actor) error) *actor {
+func newActor(t *testing.T, role, kind string, work func(context.Context, *actor) error) *actor {
 	t.Helper()
 	db := testenv.Database(t)
 	a := &actor{db: db, role: strings.Replace(db.Name, "test", role, 1), work: work}
@@ -129,9 +136,7 @@ func newActor(t *testing.T, role string, rights []right, work func(context.Conte
 	a.exec(t, "create role "+a.role)
 	t.Cleanup(func() { a.drop(t) })
 	a.exec(t, "grant insert, select on public.effects to "+a.role)
-	for _, r := range rights {
-		a.exec(t, r.sql("grant", a.role))
-	}
+	a.exec(t, "select commitbox.grant_rights('"+kind+"', '"+a.role+"')")
 	cfg := db.Pool.Config()
 	cfg.ConnConfig.RuntimeParams["role"] = a.role
 	var err error
@@ -163,7 +168,7 @@ func (a *actor) run(t *testing.T) error {
 	t.Helper()
 	a.exec(t, `truncate commitbox.inbox, commitbox.inbox_step, commitbox.outbox_message, commitbox.outbox_relay,
 		commitbox.outbox_shard, commitbox.outbox_blocked, commitbox.outbox_deferred, commitbox.outbox_dead, commitbox.outbox_channel, commitbox.outbox_scheduled, commitbox.outbox_sent,
-		commitbox.resource_version`)
+		commitbox.resource_version, commitbox.schedule_job`)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	return a.work(ctx, a)
@@ -265,10 +270,109 @@ func consume(ctx context.Context, a *actor) error {
 			}
 		}
 	}
+	leased := inbox.Message{ID: inbox.ID{Consumer: "c", Message: "leased"}}
+	_, err = inbox.ProcessLeased(ctx, box, leased, func(ctx context.Context, lease *inbox.Lease) (string, error) {
+		if _, err := inbox.Step(ctx, lease, "step", func(context.Context) (string, error) { return "result", nil }); err != nil {
+			return "", err
+		}
+		return inbox.CompleteIn(ctx, lease, func(ctx context.Context, tx pgx.Tx) (string, error) { return "result", effect(ctx, tx, "leased", nil) })
+	})
+	if err != nil {
+		return err
+	}
 	return pgx.BeginFunc(ctx, a.pool, func(tx pgx.Tx) error {
 		_, err := inbox.Handle(ctx, tx, inbox.ID{Consumer: "c", Message: "handle"}, func(context.Context) (string, error) { return "result", nil })
 		return err
 	})
+}
+
+// schedule runs a job once and looks at what became of it.
+func schedule(ctx context.Context, a *actor) error {
+	ctx, stop := context.WithCancelCause(ctx)
+	done := errors.New("done")
+	job := scheduler.Job{Name: "job", Spec: "@every 100ms", Run: func(context.Context, scheduler.Tick) error { stop(done); return nil }}
+	s, err := scheduler.New(a.pool, []scheduler.Job{job}, scheduler.Config{Logger: stopOnDenial(stop)})
+	if err != nil {
+		return err
+	}
+	if err := s.Run(ctx); err != nil && context.Cause(ctx) == nil {
+		return err
+	}
+	if cause := context.Cause(ctx); !errors.Is(cause, done) {
+		return cause
+	}
+	_, err = s.Status(context.WithoutCancel(ctx))
+	return err
+}
+
+// stopOnDenial is a logger that ends what goes on trying without a right.
+func stopOnDenial(stop context.CancelCauseFunc) *slog.Logger {
+	return slog.New(denials{slog.DiscardHandler, stop})
+}
+
+type denials struct {
+	slog.Handler
+	stop context.CancelCauseFunc
+}
+
+func (denials) Enabled(context.Context, slog.Level) bool { return true }
+
+func (d denials) Handle(_ context.Context, r slog.Record) error {
+	r.Attrs(func(a slog.Attr) bool {
+		if err, is := a.Value.Any().(error); is && strings.Contains(err.Error(), "permission denied") {
+			d.stop(err)
+		}
+		return true
+	})
+	return nil
+}
+
+// clean removes a row of every kind.
+func clean(ctx context.Context, a *actor) error {
+	_, err := a.db.Pool.Exec(ctx, `
+		insert into commitbox.inbox (consumer, message_id, status, finished_at, next_attempt_at, received_at)
+		select 'c', s, s, case when s <> 'failed' then now() - interval '1 year' end, case when s = 'failed' then now() - interval '1 year' end, now() - interval '1 year'
+		  from unnest(array['completed', 'failed', 'dead']) s;
+		insert into commitbox.inbox_step (consumer, message_id, name, epoch) select 'c', 'dead', 's', 1;
+		insert into commitbox.outbox_channel (channel) values ('default');
+		insert into commitbox.outbox_relay (owner, channel, lease_until) values (gen_random_uuid(), 'default', now() - interval '1 day');
+		insert into commitbox.outbox_dead (id, created_at, message_id, shard, attempts, channel, topic, headers, payload, discarded_at, discarded_by)
+		select 1, now(), gen_random_uuid(), 0, 1, 'default', 't', '{}', '', now() - interval '1 year', 'x'`)
+	if err != nil {
+		return err
+	}
+	cleanup, err := scheduler.NewCleanup(a.pool, scheduler.CleanupConfig{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return err
+	}
+	report, err := cleanup.RunOnce(ctx)
+	if err == nil && (report.Completed != 1 || report.Dead != 1 || report.Abandoned != 1 || report.Discarded != 1 || report.Gone != 1) {
+		return fmt.Errorf("not everything was done: %+v", report)
+	}
+	return err
+}
+
+// A role that observes reads how things stand and what is listed, but no content.
+func TestB88_ARoleThatObservesReadsNoContent(t *testing.T) {
+	t.Parallel()
+	a := newActor(t, "observe", "observe", nil)
+	for _, sql := range []string{
+		"select * from commitbox.outbox_stats('default')", "select * from commitbox.inbox_stats('c')",
+		"select consumer, message_id, status, attempts from commitbox.inbox", "select topic, message_id, dead_at from commitbox.outbox_dead",
+		"select channel, reason, since, waiting from commitbox.outbox_blocked_keys", "select consumer, mode from commitbox.inbox_policies",
+	} {
+		if _, err := a.pool.Exec(t.Context(), sql); err != nil {
+			t.Errorf("%s: %v", sql, err)
+		}
+	}
+	for _, sql := range []string{
+		"select payload from commitbox.outbox_message", "select result from commitbox.inbox", "select headers from commitbox.outbox_dead",
+		"select key from commitbox.outbox_blocked_keys", "select * from commitbox.outbox_sent", "delete from commitbox.inbox", "select commitbox.inbox_requeue('c', 'm')",
+	} {
+		if _, err := a.pool.Exec(t.Context(), sql); err == nil {
+			t.Errorf("%s: allowed", sql)
+		}
+	}
 }
 
 // edit makes a resource's version, raises it, and hears that it is too late.
