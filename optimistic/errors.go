@@ -32,7 +32,7 @@ type Error struct {
 
 func (e *Error) Error() string {
 	switch {
-	case e.reason == ErrNotFound:
+	case errors.Is(e.reason, ErrNotFound):
 		return fmt.Sprintf("optimistic: %s: version %d was expected: %v", e.Resource, e.Expected, e.reason)
 	case e.Pending:
 		return fmt.Sprintf("optimistic: %s: version %d was expected: another transaction is changing it", e.Resource, e.Expected)

@@ -104,7 +104,7 @@ func wantError(t *testing.T, err, reason error, expected, actual int64, pending 
 	if !errors.Is(err, reason) || !errors.As(err, &e) || e.Expected != expected || e.Actual != actual || e.Pending != pending {
 		t.Errorf("got %v (%+v), want %v, expected %d, actual %d, pending %v", err, e, reason, expected, actual, pending)
 	}
-	if got, want := optimistic.Retryable(err), reason == optimistic.ErrConflict; got != want {
+	if got, want := optimistic.Retryable(err), errors.Is(reason, optimistic.ErrConflict); got != want {
 		t.Errorf("%v: retryable is %v", err, got)
 	}
 }
@@ -133,6 +133,7 @@ func (v view) Rollback(ctx context.Context) error    { return v.tx.Rollback(ctx)
 func (v view) CopyFrom(context.Context, pgx.Identifier, []string, pgx.CopyFromSource) (int64, error) {
 	panic("not called")
 }
+
 func (v view) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 	return v.tx.SendBatch(ctx, b)
 }

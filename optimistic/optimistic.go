@@ -120,7 +120,7 @@ func change(ctx context.Context, tx pgx.Tx, expected int64, sql string, args []a
 		return 0, err
 	}
 	switch {
-	case changed == 0 && rows.CommandTag().RowsAffected() > 0:
+	case len(rows.FieldDescriptions()) == 0:
 		return 0, fmt.Errorf("%w: it has no returning clause", ErrUnsafe)
 	case changed == 0:
 		return 0, errUnchanged
