@@ -48,7 +48,7 @@ func TestB89_FiftyWritersLoseNoUpdate(t *testing.T) {
 
 func TestB89_ExecReturnsTheNewVersion(t *testing.T) {
 	w := newWorld(t)
-	for _, tx := range []pgx.Tx{w.begin(), view{w.begin()}} {
+	for _, tx := range []pgx.Tx{w.begin(), w.beginSQL()} {
 		before := one[int64](w, `select version from account where id = 'a'`)
 		if got, err := optimistic.Exec(t.Context(), tx, account("a"), before, rename, "Eve"); err != nil || got != before+1 {
 			t.Errorf("got %d, %v, want %d", got, err, before+1)
@@ -74,14 +74,13 @@ func TestB89_AConflictLeavesTheTransactionUsable(t *testing.T) {
 		"condition": {"a", 7, optimistic.ErrCondition, 7, strings.Replace(rename, "returning", "and owner <> $3 returning", 1), "Ada"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for _, tx := range []pgx.Tx{w.begin(), view{w.begin()}} {
+			for _, tx := range []pgx.Tx{w.begin(), w.beginSQL()} {
 				_, err := optimistic.Exec(t.Context(), tx, account(c.id), c.expected, c.statement, c.arg)
 				wantError(t, err, c.reason, c.expected, c.actual, false)
 				if !strings.Contains(err.Error(), c.id+": version ") {
 					t.Errorf("the error does not name the row: %v", err)
 				}
 				w.wantUsable(tx)
-				w.exec(`delete from account where id = 'later'`)
 			}
 			w.wantAccount("a", "Ada", 7)
 		})
@@ -90,6 +89,7 @@ func TestB89_AConflictLeavesTheTransactionUsable(t *testing.T) {
 
 // A change or a delete that is committed while Exec waits for the row.
 func TestB89_WhatHappensWhileItWaits(t *testing.T) {
+	w := newWorld(t)
 	for name, c := range map[string]struct {
 		meanwhile string
 		reason    error
@@ -99,7 +99,7 @@ func TestB89_WhatHappensWhileItWaits(t *testing.T) {
 		"deleted": {`delete from account where id = 'a'`, optimistic.ErrNotFound, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := w.reset(t)
 			other, tx := w.begin(), w.begin()
 			if _, err := other.Exec(t.Context(), c.meanwhile); err != nil {
 				t.Fatal(err)
@@ -129,9 +129,10 @@ func (w *world) waitForLockWait() {
 }
 
 func TestB89_AStrictTransactionIsRetryable(t *testing.T) {
+	w := newWorld(t)
 	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
 		t.Run(string(level), func(t *testing.T) {
-			w := newWorld(t)
+			w := w.reset(t)
 			tx := w.begin(level)
 			if _, err := tx.Exec(t.Context(), `select from account`); err != nil { // takes the snapshot
 				t.Fatal(err)
@@ -164,7 +165,7 @@ func TestB89_AnUnsafeStatementCannotBeCommitted(t *testing.T) {
 				w.exec(`update account set version = 8`)
 				defer w.exec(`update account set version = 7`)
 			}
-			for _, tx := range []pgx.Tx{w.begin(), view{w.begin()}} {
+			for _, tx := range []pgx.Tx{w.begin(), w.beginSQL()} {
 				if _, err := optimistic.Exec(t.Context(), tx, account("a"), 7, statement, "Eve"); !errors.Is(err, optimistic.ErrUnsafe) || optimistic.Retryable(err) {
 					t.Errorf("got %v, want ErrUnsafe", err)
 				}
@@ -240,7 +241,6 @@ func TestP14_ExecRefusesBadInputBeforeItIsSent(t *testing.T) {
 			t.Errorf("got %v, want a refusal of %s", err, field)
 		}
 		w.wantUsable(tx)
-		w.exec(`delete from account where id = 'later'`)
 	}
 	if err := execWith(ok, math.MaxInt64, rename, "x")(w.begin()); err == nil {
 		t.Error("the largest number has no successor, yet it is accepted")

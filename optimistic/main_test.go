@@ -2,14 +2,18 @@ package optimistic_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/commitbox/commitbox/internal/testenv"
 	"github.com/commitbox/commitbox/optimistic"
+	"github.com/commitbox/commitbox/sqltx"
 )
 
 func TestMain(m *testing.M) { testenv.Main(m) }
@@ -17,21 +21,35 @@ func TestMain(m *testing.M) { testenv.Main(m) }
 // world is a database with a table that has a version column.
 type world struct {
 	*testenv.DB
-	t *testing.T
+	t   *testing.T
+	sql *sql.DB
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	t.Parallel()
-	w := &world{testenv.Database(t), t}
+	db := testenv.Database(t)
+	w := &world{db, t, stdlib.OpenDBFromPool(db.Pool)}
+	t.Cleanup(func() { _ = w.sql.Close() })
 	w.exec(`create table account (id text primary key, owner text, balance bigint not null default 0, version bigint not null default 0)`)
+	return w.reset(t)
+}
+
+// reset makes the rows what they were, and returns the world for a test whose transactions end with it.
+func (w *world) reset(t *testing.T) *world {
+	t.Helper()
+	w = &world{w.DB, t, w.sql}
+	w.exec(`delete from account`)
+	w.exec(`delete from commitbox.resource_version`)
 	w.exec(`insert into account (id, owner, version) values ('a', 'Ada', 7), ('b', 'Bob', 7)`)
 	return w
 }
 
 func (w *world) exec(sql string, args ...any) {
 	w.t.Helper()
-	if _, err := w.Pool.Exec(context.Background(), sql, args...); err != nil {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	if _, err := w.Pool.Exec(ctx, sql, args...); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -44,6 +62,17 @@ func (w *world) begin(levels ...pgx.TxIsoLevel) pgx.Tx {
 	}
 	w.t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
 	return tx
+}
+
+// beginSQL begins a transaction of database/sql.
+func (w *world) beginSQL() pgx.Tx {
+	w.t.Helper()
+	tx, err := w.sql.BeginTx(context.Background(), nil)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { _ = tx.Rollback() })
+	return sqltx.From(tx)
 }
 
 func (w *world) commit(tx pgx.Tx) {
@@ -77,14 +106,14 @@ func (w *world) wantAccount(id, owner string, version int64) {
 	}
 }
 
-// wantUsable asserts that a transaction can go on, and commits it.
+// wantUsable asserts that a transaction can go on: it writes, commits, and takes away what it has written.
 func (w *world) wantUsable(tx pgx.Tx) {
 	w.t.Helper()
 	if _, err := tx.Exec(context.Background(), `insert into account (id) values ('later')`); err != nil {
 		w.t.Errorf("the transaction is not usable: %v", err)
 	}
 	w.commit(tx)
-	if n := one[int](w, `select count(*)::int from account where id = 'later'`); n != 1 {
+	if n := one[int](w, `with gone as (delete from account where id = 'later' returning id) select count(*)::int from gone`); n != 1 {
 		w.t.Errorf("%d rows were written after the answer, want 1", n)
 	}
 }
@@ -123,34 +152,3 @@ func account(id string) optimistic.Row {
 }
 
 const rename = `update account set owner = $3, version = version + 1 where id = $1 and version = $2 returning version`
-
-// view is a transaction as package sqltx shows one of database/sql: no connection, no COPY, no prepared statements.
-type view struct{ tx pgx.Tx }
-
-func (v view) Begin(context.Context) (pgx.Tx, error) { panic("not called") }
-func (v view) Commit(ctx context.Context) error      { return v.tx.Commit(ctx) }
-func (v view) Rollback(ctx context.Context) error    { return v.tx.Rollback(ctx) }
-func (v view) CopyFrom(context.Context, pgx.Identifier, []string, pgx.CopyFromSource) (int64, error) {
-	panic("not called")
-}
-
-func (v view) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
-	return v.tx.SendBatch(ctx, b)
-}
-func (v view) LargeObjects() pgx.LargeObjects { panic("not called") }
-func (v view) Prepare(context.Context, string, string) (*pgconn.StatementDescription, error) {
-	panic("not called")
-}
-
-func (v view) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	return v.tx.Exec(ctx, sql, args...)
-}
-
-func (v view) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	return v.tx.Query(ctx, sql, args...)
-}
-
-func (v view) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	return v.tx.QueryRow(ctx, sql, args...)
-}
-func (v view) Conn() *pgx.Conn { return nil }

@@ -17,8 +17,25 @@ import (
 // quick makes the waits of a test short.
 var quick = optimistic.RetryConfig{MaxAttempts: 4, BackoffBase: time.Microsecond}
 
-func TestRetryIsBounded(t *testing.T) {
+// TestRetry runs its parts on one database, one after the other.
+func TestRetry(t *testing.T) {
 	w := newWorld(t)
+	for name, part := range map[string]func(*testing.T, *world){
+		"is bounded":                          retryIsBounded,
+		"ends when nothing is read again":     retryEndsWhenNothingIsReadAgain,
+		"goes on while another is changing":   retryGoesOnWhileAnotherIsChanging,
+		"runs again after a failed commit":    retryRunsAgainAfterAFailedCommit,
+		"returns other errors at once":        retryReturnsOtherErrorsAtOnce,
+		"ends with its context":               retryEndsWithItsContext,
+		"leaves nothing behind after a panic": retryLeavesNothingBehindAfterAPanic,
+	} {
+		t.Run(name, func(t *testing.T) {
+			part(t, w.reset(t))
+		})
+	}
+}
+
+func retryIsBounded(t *testing.T, w *world) {
 	calls := 0
 	_, err := optimistic.Retry(t.Context(), w.Pool, quick, func(ctx context.Context, tx pgx.Tx) (int64, error) {
 		calls++
@@ -36,8 +53,7 @@ func TestRetryIsBounded(t *testing.T) {
 }
 
 // A version that came from elsewhere stays stale, however often it is tried.
-func TestRetryEndsWhenNothingIsReadAgain(t *testing.T) {
-	w := newWorld(t)
+func retryEndsWhenNothingIsReadAgain(t *testing.T, w *world) {
 	calls := 0
 	_, err := optimistic.Retry(t.Context(), w.Pool, quick, func(ctx context.Context, tx pgx.Tx) (int64, error) {
 		calls++
@@ -50,8 +66,7 @@ func TestRetryEndsWhenNothingIsReadAgain(t *testing.T) {
 }
 
 // What is only being changed may be free the next time, at the same version.
-func TestRetryGoesOnWhileAnotherIsChanging(t *testing.T) {
-	w := newWorld(t)
+func retryGoesOnWhileAnotherIsChanging(t *testing.T, w *world) {
 	other := w.begin()
 	if _, err := optimistic.Advance(t.Context(), other, "document", "d", 0); err != nil {
 		t.Fatal(err)
@@ -68,8 +83,7 @@ func TestRetryGoesOnWhileAnotherIsChanging(t *testing.T) {
 	}
 }
 
-func TestRetryRunsAgainAfterAFailedCommit(t *testing.T) {
-	w := newWorld(t)
+func retryRunsAgainAfterAFailedCommit(t *testing.T, w *world) {
 	cfg := quick
 	cfg.IsoLevel = pgx.Serializable
 	calls := 0
@@ -92,8 +106,7 @@ func TestRetryRunsAgainAfterAFailedCommit(t *testing.T) {
 	}
 }
 
-func TestRetryReturnsOtherErrorsAtOnce(t *testing.T) {
-	w := newWorld(t)
+func retryReturnsOtherErrorsAtOnce(t *testing.T, w *world) {
 	for _, want := range []error{errors.New("mine"), optimistic.ErrNotFound, optimistic.ErrCondition, optimistic.ErrUnsafe} {
 		calls := 0
 		_, err := optimistic.Retry(t.Context(), w.Pool, quick, func(ctx context.Context, tx pgx.Tx) (int, error) {
@@ -108,8 +121,7 @@ func TestRetryReturnsOtherErrorsAtOnce(t *testing.T) {
 	w.wantAccount("a", "Ada", 7)
 }
 
-func TestRetryEndsWithItsContext(t *testing.T) {
-	w := newWorld(t)
+func retryEndsWithItsContext(t *testing.T, w *world) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cfg := optimistic.RetryConfig{MaxAttempts: 9, BackoffBase: time.Hour}
 	calls := 0
@@ -123,8 +135,7 @@ func TestRetryEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestRetryLeavesNothingBehindAfterAPanic(t *testing.T) {
-	w := newWorld(t)
+func retryLeavesNothingBehindAfterAPanic(t *testing.T, w *world) {
 	func() {
 		defer func() {
 			if recover() == nil {

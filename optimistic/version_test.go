@@ -62,11 +62,10 @@ func TestA6_AdvanceTellsConflictFromNotFound(t *testing.T) {
 		{"d", 4, 3, optimistic.ErrConflict},
 		{"missing", 1, 0, optimistic.ErrNotFound},
 	} {
-		for _, tx := range []pgx.Tx{w.begin(), view{w.begin()}} {
+		for _, tx := range []pgx.Tx{w.begin(), w.beginSQL()} {
 			_, err := optimistic.Advance(t.Context(), tx, "document", c.id, c.expected)
 			wantError(t, err, c.reason, c.expected, c.actual, false)
 			w.wantUsable(tx)
-			w.exec(`delete from account where id = 'later'`)
 		}
 	}
 	w.exec(`delete from commitbox.resource_version`)
@@ -77,10 +76,11 @@ func TestA6_AdvanceTellsConflictFromNotFound(t *testing.T) {
 // Another transaction is changing the resource and stays open: the second one hears so at once, may go on, and is right
 // when it asks again after the first one has been rolled back.
 func TestA6_AdvanceWaitsForNobody(t *testing.T) {
+	w := newWorld(t)
 	for name, expected := range map[string]int64{"create": 0, "raise": 1} {
 		for end, commit := range map[string]bool{"commit": true, "rollback": false} {
 			t.Run(name+" "+end, func(t *testing.T) {
-				w := newWorld(t)
+				w := w.reset(t)
 				if expected > 0 {
 					if _, err := w.advance("d", 0); err != nil {
 						t.Fatal(err)
@@ -220,9 +220,10 @@ func TestA6_AdvanceGoesWithItsSavepoint(t *testing.T) {
 }
 
 func TestA6_AStrictTransactionCannotAdvanceWhatHasChanged(t *testing.T) {
+	w := newWorld(t)
 	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
 		t.Run(string(level), func(t *testing.T) {
-			w := newWorld(t)
+			w := w.reset(t)
 			for expected := range int64(2) {
 				tx := w.begin(level)
 				if _, err := optimistic.Current(t.Context(), tx, "document", "d"); err != nil {
@@ -288,7 +289,6 @@ func TestP14_AdvanceRefusesBadInputBeforeItIsSent(t *testing.T) {
 			t.Errorf("Current answers %v", err)
 		}
 		w.wantUsable(tx)
-		w.exec(`delete from account where id = 'later'`)
 	}
 	longest := strings.Repeat("t", 200)
 	if got, err := optimistic.Advance(t.Context(), w.begin(), longest, longest+longest+longest[:112], 0); err != nil || got != 1 {
