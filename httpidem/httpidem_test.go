@@ -292,6 +292,29 @@ func TestHandlerThatBreaksItsTransaction(t *testing.T) {
 	w.wantEffects(1)
 }
 
+// TestRefusedCommit: PostgreSQL finds only at COMMIT that a row is wrong. That buries no key either.
+func TestRefusedCommit(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, httpidem.Config{}, create)
+	_, err := w.pool.Exec(t.Context(), `
+		create function refuse() returns trigger language plpgsql as $$begin
+			if new.note = '{}' then raise check_violation; end if;
+			return null;
+		end$$;
+		create constraint trigger refuse after insert on effect deferrable initially deferred for each row execute function refuse()`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		w.wantProblem(w.do(keyed("k")), http.StatusInternalServerError)
+	}
+	if _, err := w.pool.Exec(t.Context(), `drop trigger refuse on effect`); err != nil {
+		t.Fatal(err)
+	}
+	w.wantStatus(w.do(keyed("k")), http.StatusCreated)
+	w.wantEffects(1)
+}
+
 // TestUnknownCommit: the answer to COMMIT is lost and the database is away. The client hears that nothing is known, and its
 // repeat finds out.
 func TestUnknownCommit(t *testing.T) {

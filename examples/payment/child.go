@@ -147,6 +147,7 @@ func runChild(ctx context.Context, name string, out io.Writer) error {
 	}
 	if name != shopName {
 		poolConfig.ConnConfig.Tracer = crash
+		poolConfig.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = "2s" // see saga.New
 	}
 	pool, err := pgxpool.NewWithConfig(ctx, poolConfig)
 	if err != nil {

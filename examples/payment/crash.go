@@ -15,16 +15,19 @@ import (
 )
 
 // crasher sees every statement and every call of a worker, before and after it, and kills the process at one of these points,
-// with SIGKILL: nothing is flushed, closed or given back.
+// with SIGKILL: nothing is flushed, closed or given back. Or it stops it with SIGSTOP, until somebody wakes it up.
 type crasher struct {
-	at  string    // the point to die at; listPoints: none, but tell of each
+	at  string    // the point to die at, or to stop at, behind stopAt; listPoints: none, but tell of each
 	out io.Writer // the parent
 
 	mu   sync.Mutex
 	told map[string]bool
 }
 
-const listPoints = "list"
+const (
+	listPoints = "list"
+	stopAt     = "stop "
+)
 
 // The lines that a child writes.
 const (
@@ -41,6 +44,10 @@ func (c *crasher) point(label string) {
 		fmt.Fprintln(c.out, lineKilled+label)
 		_ = syscall.Kill(syscall.Getpid(), syscall.SIGKILL)
 		select {} // nobody comes back from it
+	case stopAt+label == c.at:
+		c.at = ""
+		fmt.Fprintln(c.out, lineKilled+label)
+		_ = syscall.Kill(syscall.Getpid(), syscall.SIGSTOP)
 	case c.at == listPoints && !c.told[label]:
 		if c.told == nil {
 			c.told = map[string]bool{}

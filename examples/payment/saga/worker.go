@@ -37,6 +37,10 @@ type Worker struct {
 }
 
 // New checks the configuration.
+//
+// Set idle_in_transaction_session_timeout on the pool's connections, to some seconds. A process that stands still in a
+// transaction (a suspended machine, a network that swallows packets) holds the lock on the goods of its order, and with it
+// everybody who wants the same goods, until PostgreSQL ends its session.
 func New(pool *pgxpool.Pool, cfg Config) (*Worker, error) {
 	if cfg.Client == nil {
 		cfg.Client = &http.Client{}
