@@ -60,6 +60,21 @@ var (
 		"Transactions run again after a serialization failure or a deadlock.",
 		[]string{"consumer"},
 	}
+	InboxUnguarded = &Metric{
+		"commitbox_inbox_unguarded", Counter, "1",
+		"Messages handled with less than their mode asks for, by why: off, store_down (a store did not answer and the policy is open), token_lost; and forgotten, once for each history that an operator ended.",
+		[]string{"consumer", "why"},
+	}
+	InboxPolicyVersion = &Metric{
+		"commitbox_inbox_policy_version", Gauge, "1",
+		"The version of the policies that this process follows.",
+		nil,
+	}
+	InboxPolicyErrors = &Metric{
+		"commitbox_inbox_policy_errors", Counter, "1",
+		"Policies that could not be followed, by kind: database, invalid, restored.",
+		[]string{"kind"},
+	}
 
 	CacheLookups = &Metric{
 		"commitbox_cache_lookups", Counter, "1",
@@ -138,7 +153,8 @@ var (
 
 var metrics = []*Metric{
 	OutboxPublished, OutboxDead, OutboxPublishSeconds, OutboxLagSeconds, OutboxOwnedShards, OutboxLeakedWriters, OutboxBreakerOpen, OutboxErrors,
-	InboxHandled, InboxSeconds, InboxRetries, InboxExpiredLeases, CacheLookups, CacheErrors, CacheSeconds, CacheBreakerOpen, ConsumerMessages,
+	InboxHandled, InboxSeconds, InboxRetries, InboxExpiredLeases,
+	InboxUnguarded, InboxPolicyVersion, InboxPolicyErrors, CacheLookups, CacheErrors, CacheSeconds, CacheBreakerOpen, ConsumerMessages,
 	SchedulerRuns, SchedulerSeconds, SchedulerLateSeconds, SchedulerMissed, SchedulerErrors,
 	CleanupRows, CleanupRuns, CleanupSeconds,
 }

@@ -49,7 +49,7 @@ func ProcessBatch[R any](ctx context.Context, box *Box, msgs []Message, fn func(
 		}
 	}
 	slices.SortFunc(todo, func(i, j int) int { return strings.Compare(msgs[i].ID.Message, msgs[j].ID.Message) })
-	b.runAll(ctx, todo)
+	b.runAll(ctx, b.askFront(ctx, todo))
 	b.copyAnswers(first)
 	return b.answers
 }
@@ -65,6 +65,14 @@ type batch[R any] struct {
 // table is full, the chunks are halved.
 func (b *batch[R]) runAll(ctx context.Context, todo []int) {
 	shared, alone := b.split(todo)
+	if len(shared) > 0 {
+		box, over := b.box.under(b.msgs[shared[0]].ID.Consumer)
+		defer over()
+		b.box = box
+		if !box.sharesRows() {
+			shared, alone = nil, todo
+		}
+	}
 	for size := batchLenMax; len(shared) > 0; {
 		n := min(size, len(shared))
 		left, err := b.runShared(ctx, shared[:n])
@@ -125,15 +133,18 @@ func (b *batch[R]) runShared(ctx context.Context, which []int) (left []int, err 
 	for conflicts := 0; ; conflicts++ {
 		s := shared{box: b.box, consumer: b.msgs[which[0]].ID.Consumer}
 		var values []R
+		var results [][]byte
 		err := s.run(ctx, b.params(which), func(ctx context.Context, tx pgx.Tx, claimed []int) (stored [][]byte, err error) {
 			values, err = b.call(ctx, tx, pick(which, claimed))
 			if err != nil {
 				return nil, err
 			}
-			return roundTrips(values, b.box.ResultMax)
+			results, err = roundTrips(values, b.box.ResultMax)
+			return results, err
 		})
 		switch {
 		case err == nil:
+			b.fill(ctx, pick(which, s.claimed), results, start)
 			return b.settle(ctx, which, s.claimed, verdict{outcome: Executed, attempt: 1}, values, start), nil
 		case s.ended: // alone, they would be replayed
 			v := verdict{outcome: Failed, attempt: 1, err: err, seen: new(int64)}

@@ -46,6 +46,9 @@ func (s *settings) decide(row db.InboxLookRow, fingerprint []byte) (verdict, ste
 		v.outcome = Mismatch
 	case row.Status == statusCompleted:
 		v.outcome, v.result = Replayed, row.Result
+		if row.MayFill && s.policy != nil && row.FinishedAt != nil {
+			v.copy = &rowCopy{CacheEntry{Fingerprint: row.Fingerprint, FinishedAt: *row.FinishedAt, Result: row.Result}, seconds(row.Age)}
+		}
 	case row.Status == statusDead:
 		v.outcome = Dead
 	case !row.Mine:

@@ -3,6 +3,7 @@ package inbox
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -64,6 +65,7 @@ func (l *Lease) completeOnce(ctx context.Context, run handler) error {
 		rollback(ctx, conn.Conn())
 		l.reclaim(ctx, conn.Conn())
 	}()
+	start := time.Now()
 	tx, err := l.guard(ctx, conn)
 	if err != nil {
 		return err
@@ -75,7 +77,15 @@ func (l *Lease) completeOnce(ctx context.Context, run handler) error {
 	if err != nil {
 		return err
 	}
-	return l.commit(ctx, conn, stored)
+	if err = l.commit(ctx, conn, stored); err == nil {
+		l.fill(ctx, start, stored)
+	}
+	return err
+}
+
+// fill keeps a copy of the completed row in the cache.
+func (l *Lease) fill(ctx context.Context, start time.Time, stored []byte) {
+	l.box.fill(ctx, l.msg.ID, l.box.completedSince(start, l.msg.Fingerprint, stored))
 }
 
 // runIn calls the handler, and says what it did to its transaction.

@@ -51,6 +51,14 @@ type Config struct {
 	// function of their own. If it panics, the failure counts as one attempt.
 	IsPermanent func(error) bool
 
+	// Policies say how each consumer's messages are guarded, at run time. Default: mode postgres, with what stands here.
+	Policies *Policies
+	// Cache is what mode double asks first; without it the mode is postgres. It needs Policies.
+	Cache Cache
+	// Guard is what mode cache works with, and a change from or to it; without it there is nothing to ask, as when it does
+	// not answer. It needs Policies.
+	Guard Guard
+
 	Observer commitbox.Observer // default: commitbox.Discard
 	Logger   *slog.Logger       // default: slog.Default()
 }
@@ -58,7 +66,9 @@ type Config struct {
 // Box is an inbox in one database. It is safe for concurrent use and has nothing to close: it uses the caller's pool.
 type Box struct {
 	pool     *pgxpool.Pool
-	renewals renewals
+	renewals *renewals
+	flights  *flights
+	root     *Box // not nil: this one works by a policy, for one call or as long as that is current
 	settings
 }
 
@@ -66,6 +76,7 @@ type Box struct {
 type settings struct {
 	Config
 	schema schema.Name
+	policy *policy // nil: mode postgres
 }
 
 var standard = mustSettings(Config{})
@@ -79,7 +90,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Box, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Box{pool: pool, settings: s}, nil
+	return &Box{pool: pool, renewals: new(renewals), flights: newFlights(), settings: s}, nil
 }
 
 func mustSettings(cfg Config) *settings {
@@ -142,5 +153,7 @@ func (c *Config) check() error {
 	refuse(c.Wait < 0, "Wait", "is negative")
 	refuse(c.CommitWait < 0, "CommitWait", "is negative")
 	refuse(c.LeaseFor < time.Second, "LeaseFor", "is shorter than 1 s")
+	refuse(c.Cache != nil && c.Policies == nil, "Cache", "needs Policies")
+	refuse(c.Guard != nil && c.Policies == nil, "Guard", "needs Policies")
 	return errors.Join(errs...)
 }

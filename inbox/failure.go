@@ -42,7 +42,12 @@ func RecordFailure(ctx context.Context, box *Box, msg Message, err error) error 
 	if bad := errors.Join(box.check(), msg.check()); bad != nil {
 		return bad
 	}
+	box, over := box.under(msg.ID.Consumer)
+	defer over()
 	err = sound(err)
+	if box.policy != nil && box.policy.Mode == ModeOff {
+		return box.unrecorded(&msg, err).asError(msg.ID)
+	}
 	epoch := int64(anyEpoch)
 	var e *Error
 	if errors.As(err, &e) && e.ID == msg.ID {

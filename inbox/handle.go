@@ -31,7 +31,7 @@ func WithFingerprint(fingerprint []byte) Option {
 func Using(box *Box) Option {
 	return func(h *handling) {
 		if box != nil {
-			h.settings = &box.settings
+			h.box, h.settings = box, &box.settings
 		}
 	}
 }
@@ -66,8 +66,9 @@ func Handle[R any](ctx context.Context, tx pgx.Tx, id ID, fn func(ctx context.Co
 	if err := h.check(ctx, fn == nil); err != nil {
 		return Result[R]{Outcome: Failed}, err
 	}
+	defer h.under()()
 	var value R
-	v := h.handle(ctx, func(ctx context.Context) (stored []byte, err error) {
+	v := h.byMode(ctx, func(ctx context.Context) (stored []byte, err error) {
 		value, err = fn(ctx)
 		if err != nil {
 			return nil, sound(err)
@@ -90,9 +91,11 @@ func roundTrip[R any](value *R, limit int) ([]byte, error) {
 // handling is one call of Handle.
 type handling struct {
 	*settings
+	box       *Box // of Using; nil: none
 	msg       Message
 	tx        pgx.Tx
 	savepoint bool
+	bare      bool // there is no row
 }
 
 func (h *handling) check(ctx context.Context, noHandler bool) error {
@@ -124,6 +127,9 @@ func isEnded(ctx context.Context, tx pgx.Tx) bool {
 
 // waitForClaim claims until Config.Wait has passed.
 func (h *handling) waitForClaim(ctx context.Context) (*claim, verdict) {
+	if h.bare {
+		return h.claimNothing(ctx)
+	}
 	for wait := newPoll(h.Wait); ; {
 		got, v, rereads := h.claim(ctx)
 		if got != nil || v.outcome != InProgress || !rereads || !wait.next(ctx) {
@@ -237,7 +243,7 @@ func (h *handling) finish(ctx context.Context, stored []byte) error {
 		p.after = schema.ReleaseSavepoint
 	}
 	switch {
-	case stored != nil:
+	case stored != nil && !h.bare:
 		return h.keepResult(ctx, p, stored)
 	case h.savepoint:
 		_, err := h.tx.Exec(ctx, schema.ReleaseSavepoint)
@@ -309,6 +315,10 @@ func (h *handling) mark(ctx context.Context, cause error) (db.InboxFailHereRow, 
 	// Alone, because in an aborted transaction pgx cannot prepare what would travel with it.
 	if _, err := h.tx.Exec(ctx, schema.RollbackSavepoint); err != nil {
 		return db.InboxFailHereRow{}, err
+	}
+	if h.bare {
+		_, err := h.tx.Exec(ctx, schema.ReleaseSavepoint)
+		return db.InboxFailHereRow{Status: statusFailed, DueIn: h.BackoffBase.Seconds()}, err
 	}
 	return h.failHere(ctx, pipe{on: h.tx, before: []statement{{sql: schema.ReleaseSavepoint}}}, h.msg.ID, cause)
 }

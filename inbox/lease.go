@@ -54,6 +54,8 @@ func (b *Box) Acquire(ctx context.Context, msg Message) (*Lease, error) {
 	if err := errors.Join(b.check(), msg.check()); err != nil {
 		return nil, err
 	}
+	b, over := b.under(msg.ID.Consumer)
+	defer over()
 	lease, v := b.acquire(ctx, msg)
 	if lease != nil {
 		return lease, nil
@@ -66,10 +68,14 @@ func (b *Box) Acquire(ctx context.Context, msg Message) (*Lease, error) {
 
 // acquire asks until there is a lease or an answer.
 func (b *Box) acquire(ctx context.Context, msg Message) (*Lease, verdict) {
+	if v, known := b.knownElsewhere(ctx, &msg); known {
+		return nil, v
+	}
 	token := pgtype.UUID{Bytes: uuid.New(), Valid: true}
 	for wait := newPoll(b.Wait); ; {
 		lease, v := b.tryAcquire(ctx, msg, token)
 		if lease != nil || v.outcome != InProgress || !wait.next(ctx) {
+			b.fill(ctx, msg.ID, v.copy)
 			return lease, v
 		}
 	}

@@ -18,6 +18,8 @@ func ProcessLeased[R any](ctx context.Context, box *Box, msg Message, fn func(ct
 	if err := checkProcess(box, &msg, fn == nil); err != nil {
 		return Result[R]{Outcome: Failed}, err
 	}
+	box, over := box.under(msg.ID.Consumer)
+	defer over()
 	lease, v := box.acquire(ctx, msg)
 	if lease == nil {
 		return answer(ctx, &box.settings, msg.ID, v, *new(R), start)

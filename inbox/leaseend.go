@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -23,12 +24,16 @@ func Complete[R any](ctx context.Context, lease *Lease, result R) (R, error) {
 	}
 	ctx, cancel := detached(ctx)
 	defer cancel()
-	_, err = lease.settle(ctx, func() error {
+	start := time.Now()
+	before, err := lease.settle(ctx, func() error {
 		n, err := lease.sendComplete(ctx, lease.box.pool, stored)
 		return rowOrNone(n, err)
 	}, statusCompleted)
 	if err == nil {
 		lease.done()
+	}
+	if err == nil && before == nil { // else it was completed earlier, and how much earlier is not known here
+		lease.fill(ctx, start, stored)
 	}
 	return result, err
 }

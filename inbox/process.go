@@ -45,8 +45,10 @@ func Process[R any](ctx context.Context, box *Box, msg Message, fn func(ctx cont
 	if err := checkProcess(box, &msg, fn == nil); err != nil {
 		return Result[R]{Outcome: Failed}, err
 	}
+	box, over := box.under(msg.ID.Consumer)
+	defer over()
 	var value R
-	v := box.process(ctx, &msg, func(ctx context.Context, tx pgx.Tx) (stored []byte, err error) {
+	v := box.byMode(ctx, &msg, func(ctx context.Context, tx pgx.Tx) (stored []byte, err error) {
 		value, err = fn(ctx, tx)
 		if err != nil {
 			return nil, err
@@ -176,6 +178,7 @@ type work struct {
 	msg  *Message
 	conn *pgxpool.Conn
 	tx   pgx.Tx
+	bare bool // there is no row
 	claim
 }
 
@@ -245,6 +248,9 @@ func (w *work) fail(ctx context.Context, cause error) verdict {
 	if errors.Is(ctx.Err(), context.Canceled) || uncounted(ctx, state, cause) {
 		return unavailable(cause)
 	}
+	if w.bare {
+		return w.box.unrecorded(w.msg, cause)
+	}
 	w.conn.Release() // the record takes a connection of its own
 	return w.box.afterFailure(ctx, w.msg, w.seen, cause)
 }
@@ -267,7 +273,7 @@ func (w *work) commit(ctx context.Context, stored []byte) verdict {
 }
 
 func (w *work) sendCommit(ctx context.Context, conn *pgx.Conn, stored []byte) (tag pgconn.CommandTag, err error) {
-	if stored == nil {
+	if stored == nil || w.bare {
 		return conn.Exec(ctx, schema.Commit)
 	}
 	_, err = w.box.storeResult(ctx, pipe{on: conn, after: schema.Commit, tag: &tag}, w.msg.ID, stored)
@@ -280,6 +286,9 @@ func (w *work) rolledBack(ctx context.Context, cause error) verdict {
 	rollback(ctx, conn)
 	if transient(cause) {
 		return unavailable(cause)
+	}
+	if w.bare {
+		return w.box.unrecorded(w.msg, cause)
 	}
 	w.conn.Release()
 	return w.box.afterFailure(ctx, w.msg, w.seen, cause)

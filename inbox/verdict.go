@@ -20,6 +20,14 @@ type verdict struct {
 	err         error
 	seen        *int64 // the epoch that a failed attempt saw; nil: it did not run
 	lost        bool   // COMMIT was sent and its answer did not come
+	by          DecidedBy
+	copy        *rowCopy // of a replay, if it may be cached
+}
+
+// rowCopy is a completed row that others can see.
+type rowCopy struct {
+	CacheEntry
+	age time.Duration
 }
 
 // unavailable is the verdict where the store failed. A transaction that has ended is the caller's mistake.
@@ -39,7 +47,7 @@ func (v verdict) asError(id ID) error {
 // answer makes the typed result of a verdict. value is what the handler of this call returned.
 func answer[R any](ctx context.Context, s *settings, id ID, v verdict, value R, start time.Time) (Result[R], error) {
 	s.report(ctx, id, v, start)
-	result := Result[R]{Outcome: v.outcome, Attempt: v.attempt}
+	result := Result[R]{Outcome: v.outcome, Attempt: v.attempt, DecidedBy: v.by}
 	switch v.outcome {
 	case Executed:
 		result.Value = value
@@ -57,7 +65,7 @@ func answer[R any](ctx context.Context, s *settings, id ID, v verdict, value R, 
 // report measures a verdict and logs what an operator should see.
 func (s *settings) report(ctx context.Context, id ID, v verdict, start time.Time) {
 	outcome := v.outcome.String()
-	s.Observer.Observe(commitbox.InboxHandled, 1, id.Consumer, outcome, ByTable.String())
+	s.Observer.Observe(commitbox.InboxHandled, 1, id.Consumer, outcome, v.by.String())
 	s.Observer.Observe(commitbox.InboxSeconds, time.Since(start).Seconds(), id.Consumer, outcome)
 	attrs := []any{"consumer", id.Consumer, "message_id", id.Message, "outcome", outcome, "attempt", v.attempt}
 	var panicked *PanicError

@@ -16,7 +16,8 @@ returning i.attempts, i.epoch;
 -- What is known of a message after a claim that returned nothing: whether this transaction holds its lock now, and the
 -- row if there is one. Locks: the advisory lock, tried. Index: primary key. Two replicas: completed and dead are final
 -- and decide; everything else decides only if the lock is ours, because another transaction may be changing the row.
--- The row may be older than the lock; every write that follows repeats its guard.
+-- The row may be older than the lock; every write that follows repeats its guard. may_fill says that this transaction has
+-- written nothing, so that what it sees is committed, and a cache may be told.
 select pg_try_advisory_xact_lock(commitbox.inbox_lock(@consumer::text, @message_id::text))::boolean as mine,
        coalesce(i.status, '')::text as status,
        coalesce(i.attempts, 0)::integer as attempts,
@@ -27,7 +28,9 @@ select pg_try_advisory_xact_lock(commitbox.inbox_lock(@consumer::text, @message_
        (i.payload is not null)::boolean as payload_kept,
        coalesce(i.status in ('pending', 'failed') and exists (select from commitbox.inbox_step s
           where s.consumer = i.consumer and s.message_id = i.message_id), false)::boolean as has_steps,
-       (current_setting('transaction_isolation') = 'read committed')::boolean as rereads
+       (current_setting('transaction_isolation') = 'read committed')::boolean as rereads,
+       (pg_current_xact_id_if_assigned() is null)::boolean as may_fill, i.finished_at,
+       coalesce(extract(epoch from clock_timestamp() - i.finished_at), 0)::float8 as age
   from (values (1)) as one (n)
   left join commitbox.inbox i on i.consumer = @consumer::text and i.message_id = @message_id::text;
 

@@ -7,6 +7,7 @@ package db
 
 import (
 	"context"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
 )
@@ -111,7 +112,9 @@ select pg_try_advisory_xact_lock(commitbox.inbox_lock($1::text, $2::text))::bool
        (i.payload is not null)::boolean as payload_kept,
        coalesce(i.status in ('pending', 'failed') and exists (select from commitbox.inbox_step s
           where s.consumer = i.consumer and s.message_id = i.message_id), false)::boolean as has_steps,
-       (current_setting('transaction_isolation') = 'read committed')::boolean as rereads
+       (current_setting('transaction_isolation') = 'read committed')::boolean as rereads,
+       (pg_current_xact_id_if_assigned() is null)::boolean as may_fill, i.finished_at,
+       coalesce(extract(epoch from clock_timestamp() - i.finished_at), 0)::float8 as age
   from (values (1)) as one (n)
   left join commitbox.inbox i on i.consumer = $1::text and i.message_id = $2::text
 `
@@ -132,12 +135,16 @@ type InboxLookRow struct {
 	PayloadKept bool
 	HasSteps    bool
 	Rereads     bool
+	MayFill     bool
+	FinishedAt  *time.Time
+	Age         float64
 }
 
 // What is known of a message after a claim that returned nothing: whether this transaction holds its lock now, and the
 // row if there is one. Locks: the advisory lock, tried. Index: primary key. Two replicas: completed and dead are final
 // and decide; everything else decides only if the lock is ours, because another transaction may be changing the row.
-// The row may be older than the lock; every write that follows repeats its guard.
+// The row may be older than the lock; every write that follows repeats its guard. may_fill says that this transaction has
+// written nothing, so that what it sees is committed, and a cache may be told.
 func (q *Queries) InboxLook(ctx context.Context, arg InboxLookParams) (InboxLookRow, error) {
 	row := q.db.QueryRow(ctx, InboxLook, arg.Consumer, arg.MessageID)
 	var i InboxLookRow
@@ -152,6 +159,9 @@ func (q *Queries) InboxLook(ctx context.Context, arg InboxLookParams) (InboxLook
 		&i.PayloadKept,
 		&i.HasSteps,
 		&i.Rereads,
+		&i.MayFill,
+		&i.FinishedAt,
+		&i.Age,
 	)
 	return i, err
 }

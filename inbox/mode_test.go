@@ -1,0 +1,381 @@
+package inbox_test
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/commitbox/commitbox/cache"
+	"github.com/commitbox/commitbox/inbox"
+	"github.com/commitbox/commitbox/internal/testenv"
+)
+
+// front is a Redis, and what the package keeps there.
+type front struct {
+	*cache.Cache
+	client *redis.Client
+	prefix string
+	calls  atomic.Int64 // round trips
+}
+
+func (f *front) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (f *front) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		f.calls.Add(1)
+		return next(ctx, cmd)
+	}
+}
+
+func (f *front) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		f.calls.Add(1)
+		return next(ctx, cmds)
+	}
+}
+
+func newFront(t testing.TB, url string) *front {
+	t.Helper()
+	o, err := redis.ParseURL(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.ContextTimeoutEnabled, o.MaxRetries = true, -1
+	f := &front{client: redis.NewClient(o), prefix: "test-" + rand.Text()}
+	f.client.AddHook(f)
+	t.Cleanup(func() { _ = f.client.Close() })
+	f.Cache, err = cache.New(f.client, cache.Config{
+		Secrets: [][]byte{[]byte("a secret of the tests, 32 bytes.")}, Prefix: f.prefix, Timeout: 2 * time.Second, OpenFor: 50 * time.Millisecond, Logger: quiet,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// keys counts what is kept.
+func (f *front) keys(t testing.TB) int {
+	t.Helper()
+	keys, err := f.client.Keys(context.Background(), f.prefix+"*").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(keys)
+}
+
+// clear removes what is kept.
+func (f *front) clear(t testing.TB) {
+	t.Helper()
+	for _, key := range f.client.Keys(context.Background(), f.prefix+"*").Val() {
+		f.client.Del(context.Background(), key)
+	}
+}
+
+// guardedWorld is a world with policies, a Redis and a box that has both.
+type guardedWorld struct {
+	*world
+	front    *front
+	policies *inbox.Policies
+	box      *inbox.Box
+}
+
+func newGuarded(t *testing.T, mode inbox.Mode) *guardedWorld {
+	t.Helper()
+	w := newWorld(t)
+	return guard(w, newFront(t, testenv.Redis(t)), mode)
+}
+
+func guard(w *world, f *front, mode inbox.Mode) *guardedWorld {
+	w.t.Helper()
+	g := &guardedWorld{world: w, front: f, policies: w.policies(nil)}
+	g.mode("c", mode, g.policies)
+	w.exec(`select commitbox.inbox_policy_forget('c')`) // as if it had always been so
+	w.load(g.policies)
+	g.box = w.box(inbox.Config{Policies: g.policies, Cache: f, Guard: f})
+	return g
+}
+
+func id(message string) inbox.ID { return inbox.ID{Consumer: "c", Message: message} }
+
+// process runs a message whose handler returns a text, and says how it went.
+func (g *guardedWorld) process(box *inbox.Box, message string) string {
+	g.t.Helper()
+	return g.deliver(box, inbox.Message{ID: id(message)})
+}
+
+func (g *guardedWorld) deliver(box *inbox.Box, m inbox.Message) string {
+	g.t.Helper()
+	res, err := inbox.Process(context.Background(), box, m, func(ctx context.Context, tx pgx.Tx) (string, error) {
+		return "value of " + m.ID.Message, write(ctx, tx, m.ID, "done")
+	})
+	switch {
+	case err != nil:
+		return res.Outcome.String() + " by " + res.DecidedBy.String()
+	case res.Value != "value of "+m.ID.Message:
+		return fmt.Sprintf("%s with %q", res.Outcome, res.Value)
+	}
+	return res.Outcome.String() + " by " + res.DecidedBy.String()
+}
+
+func (g *guardedWorld) want(what, got, want string) {
+	g.t.Helper()
+	if got != want {
+		g.t.Errorf("%s: %s, want %s", what, got, want)
+	}
+}
+
+// In mode double the row is always written, a duplicate is answered by Redis with the same value, in one round trip and
+// no statement, and the result says who decided.
+func TestB4_B10_ADuplicateIsAnsweredByTheCache(t *testing.T) {
+	w := newWorld(t)
+	var counter *testenv.WireCounter
+	w.Pool, counter = w.CountedPool(t)
+	g := guard(w, newFront(t, testenv.Redis(t)), inbox.ModeDouble)
+	g.want("first", g.process(g.box, "m"), "executed by table")
+	g.wantRow(id("m"), "completed", 1)
+	g.want("second", g.process(g.box, "m"), "replayed by cache")
+	var trips int64
+	wire := counter.Measure(func() {
+		before := g.front.calls.Load()
+		g.want("third", g.process(g.box, "m"), "replayed by cache")
+		trips = g.front.calls.Load() - before
+	})
+	if wire.Statements != 0 || wire.RoundTrips != 0 || trips != 1 {
+		t.Errorf("%+v to PostgreSQL and %d round trips to Redis, want none and 1", wire, trips)
+	}
+	g.wantEffects(id("m"), 1)
+}
+
+// A copy with another fingerprint is confirmed by the table before it is called a mismatch.
+func TestF9_AMismatchInTheCacheIsConfirmedByTheTable(t *testing.T) {
+	g := newGuarded(t, inbox.ModeDouble)
+	msg := func(payload string) inbox.Message {
+		return inbox.Message{ID: id("m"), Fingerprint: inbox.FingerprintOf([]byte(payload))}
+	}
+	g.want("first", g.deliver(g.box, msg("a")), "executed by table")
+	g.want("same", g.deliver(g.box, msg("a")), "replayed by cache")
+	g.want("other", g.deliver(g.box, msg("b")), "mismatch by table")
+	g.exec(`update commitbox.inbox set fingerprint = $1`, inbox.FingerprintOf([]byte("b")))
+	g.want("the table knows better", g.deliver(g.box, msg("b")), "replayed by table")
+}
+
+// What is kept in Redis goes when the row's retention ends, counted from when it was finished.
+func TestF7_ACopyLivesAsLongAsItsRow(t *testing.T) {
+	g := newGuarded(t, inbox.ModeDouble)
+	ttl := func() time.Duration {
+		keys, err := g.front.client.Keys(t.Context(), g.front.prefix+"*").Result()
+		if err != nil || len(keys) != 1 {
+			t.Fatalf("keys %v, %v", keys, err)
+		}
+		left, err := g.front.client.TTL(t.Context(), keys[0]).Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		g.front.client.Del(t.Context(), keys[0])
+		return left
+	}
+	const day = 24 * time.Hour
+	g.process(g.box, "m")
+	if left := ttl(); left > 7*day || left < 7*day-time.Minute {
+		t.Errorf("after the commit: %s", left)
+	}
+	g.exec(`update commitbox.inbox set finished_at = finished_at - interval '6 days'`)
+	g.want("a duplicate", g.process(g.box, "m"), "replayed by table")
+	if left := ttl(); left > day || left < day-time.Minute {
+		t.Errorf("filled by a duplicate: %s", left)
+	}
+	g.exec(`update commitbox.inbox set finished_at = finished_at - interval '2 days'`)
+	g.want("past its retention", g.process(g.box, "m"), "replayed by table")
+	if n := g.front.keys(t); n != 0 {
+		t.Errorf("%d copies of a row that is past its retention", n)
+	}
+}
+
+// Handle never fills with what it did; a duplicate does, if its transaction has written nothing.
+func TestF7_P12_HandleFillsOnlyWithWhatIsCommitted(t *testing.T) {
+	g := newGuarded(t, inbox.ModeDouble)
+	handle := func(tx pgx.Tx) string {
+		res, err := inbox.Handle(t.Context(), tx, id("m"), func(ctx context.Context) (int, error) { return 7, write(ctx, tx, id("m"), "") }, inbox.Using(g.box))
+		if err != nil || res.Value != 7 {
+			t.Fatalf("%+v %v", res, err)
+		}
+		return res.Outcome.String() + " by " + res.DecidedBy.String()
+	}
+	kept := func(what string, want int) {
+		t.Helper()
+		if n := g.front.keys(t); n != want {
+			t.Errorf("%s: %d copies, want %d", what, n, want)
+		}
+	}
+	tx := g.begin()
+	g.want("first", handle(tx), "executed by table")
+	g.want("again in its own transaction", handle(tx), "replayed by table") // what it reads is not committed
+	kept("not committed", 0)
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	tx = g.begin()
+	g.want("after the rollback", handle(tx), "executed by table")
+	g.commit(tx)
+	kept("committed, but Handle does not know", 0)
+	tx = g.begin()
+	if err := write(t.Context(), tx, id("other"), ""); err != nil {
+		t.Fatal(err)
+	}
+	g.want("in a transaction that has written", handle(tx), "replayed by table")
+	kept("it may have written the row itself", 0)
+	tx = g.begin()
+	g.want("in a transaction that has not", handle(tx), "replayed by table")
+	kept("now it is known", 1)
+	g.want("and then", handle(g.begin()), "replayed by cache")
+	g.wantEffects(id("m"), 1)
+}
+
+// The handler's commit is rolled back at each point: nothing is kept, and the message runs again.
+func TestB48_P12_WhatIsRolledBackIsNeverCached(t *testing.T) {
+	for _, mode := range []inbox.Mode{inbox.ModeDouble, inbox.ModeCache} {
+		t.Run(string(mode), func(t *testing.T) {
+			g := newGuarded(t, mode)
+			g.exec(`create table late (id text unique deferrable initially deferred); insert into late values ('taken')`)
+			errNo := errors.New("no")
+			for name, handler := range map[string]func(context.Context, pgx.Tx) error{
+				"error": func(context.Context, pgx.Tx) error { return errNo },
+				"panic": func(context.Context, pgx.Tx) error { panic(errNo) },
+				"commit": func(ctx context.Context, tx pgx.Tx) error {
+					_, err := tx.Exec(ctx, `insert into late values ('taken')`)
+					return err
+				},
+				"abort": func(ctx context.Context, tx pgx.Tx) error {
+					_, _ = tx.Exec(ctx, `select 1/0`)
+					return nil
+				},
+				"end of the session": func(ctx context.Context, tx pgx.Tx) error {
+					_, err := tx.Exec(ctx, `select pg_terminate_backend(pg_backend_pid())`)
+					return err
+				},
+			} {
+				_, err := inbox.Process(t.Context(), g.box, inbox.Message{ID: id(name)}, func(ctx context.Context, tx pgx.Tx) (string, error) {
+					return "", errors.Join(write(ctx, tx, id(name), "lost"), handler(ctx, tx))
+				})
+				if err == nil {
+					t.Errorf("%s: no error", name)
+				}
+				if n := g.front.keys(t); n != 0 {
+					t.Errorf("%s: %d keys", name, n)
+				}
+				g.makeDue(id(name))
+				by := map[inbox.Mode]string{inbox.ModeDouble: "table", inbox.ModeCache: "cache"}[mode]
+				g.want(name+" again", g.process(g.box, name), "executed by "+by)
+				g.front.clear(t)
+				g.wantEffects(id(name), 1)
+			}
+		})
+	}
+}
+
+// Redis away, and back: in mode double the table decides, and nothing is lost or doubled.
+func TestB5_WithoutRedisTheTableDecides(t *testing.T) {
+	w := newWorld(t)
+	server := testenv.NewProxy(t, testenv.Redis(t))
+	g := guard(w, newFront(t, server.URL(t, testenv.Redis(t))), inbox.ModeDouble)
+	g.want("before", g.process(g.box, "a"), "executed by table")
+	server.Refuse(true)
+	server.Cut()
+	for range 10 {
+		g.want("a duplicate without Redis", g.process(g.box, "a"), "replayed by table")
+	}
+	g.want("a first delivery without Redis", g.process(g.box, "b"), "executed by table")
+	server.Refuse(false)
+	w.within(patience, "the cache is asked again", func() bool { return g.process(g.box, "b") == "replayed by cache" })
+	g.wantEffects(id("a"), 1)
+	g.wantEffects(id("b"), 1)
+}
+
+// Many copies of one message at a time cost a few statements and not a few for each, and unknown ids leave nothing.
+func TestA10_CopiesOfOneMessageAtATimeCostAFewStatements(t *testing.T) {
+	w := newWorld(t)
+	var counter *testenv.WireCounter
+	w.Pool, counter = w.CountedPool(t)
+	g := guard(w, newFront(t, testenv.Redis(t)), inbox.ModeDouble)
+	g.process(g.box, "hot")
+	g.front.clear(t)
+	wire := counter.Measure(func() {
+		var group sync.WaitGroup
+		for range 10_000 {
+			group.Go(func() {
+				res, err := inbox.Process(context.Background(), g.box, inbox.Message{ID: id("hot")}, func(context.Context, pgx.Tx) (string, error) {
+					return "", errors.New("it runs again")
+				})
+				if err != nil || !res.Replayed {
+					t.Errorf("%+v %v", res, err)
+				}
+			})
+		}
+		group.Wait()
+	})
+	if wire.Statements > 16 {
+		t.Errorf("10 000 copies cost %d statements", wire.Statements)
+	}
+	before := g.front.keys(t)
+	for i := range 20 {
+		res, err := inbox.Process(t.Context(), g.box, inbox.Message{ID: id(fmt.Sprint("unknown ", i))}, func(context.Context, pgx.Tx) (string, error) {
+			return "", errors.New("refused")
+		})
+		if !errors.Is(err, inbox.ErrFailed) {
+			t.Errorf("%+v %v", res, err)
+		}
+	}
+	if after := g.front.keys(t); after != before {
+		t.Errorf("unknown ids left %d keys", after-before)
+	}
+}
+
+// A batch asks for all of its messages, and keeps copies of what it committed; a lease does as well.
+func TestB4_BatchesAndLeasesAskAndFill(t *testing.T) {
+	g := newGuarded(t, inbox.ModeDouble)
+	msgs := []inbox.Message{{ID: id("a")}, {ID: id("b")}, {ID: id("c")}}
+	batch := func() (by string) {
+		for _, a := range inbox.ProcessBatch(t.Context(), g.box, msgs, func(ctx context.Context, tx pgx.Tx, msgs []inbox.Message) ([]string, error) {
+			values := make([]string, len(msgs))
+			for i, m := range msgs {
+				values[i] = m.ID.Message
+				if err := write(ctx, tx, m.ID, ""); err != nil {
+					return nil, err
+				}
+			}
+			return values, nil
+		}) {
+			by += fmt.Sprintf("%s %s by %s, ", a.Value, a.Outcome, a.DecidedBy)
+			if a.Err != nil {
+				t.Error(a.Err)
+			}
+		}
+		return by
+	}
+	g.want("first", batch(), "a executed by table, b executed by table, c executed by table, ")
+	g.want("again", batch(), "a replayed by cache, b replayed by cache, c replayed by cache, ")
+	leased := func(message string) string {
+		res, err := inbox.ProcessLeased(t.Context(), g.box, inbox.Message{ID: id(message)}, func(ctx context.Context, lease *inbox.Lease) (int, error) {
+			if message == "in" {
+				return inbox.CompleteIn(ctx, lease, func(ctx context.Context, tx pgx.Tx) (int, error) { return 7, nil })
+			}
+			return 7, nil
+		})
+		if err != nil || res.Value != 7 {
+			t.Errorf("%+v %v", res, err)
+		}
+		return res.Outcome.String() + " by " + res.DecidedBy.String()
+	}
+	for _, message := range []string{"alone", "in"} {
+		g.want(message, leased(message), "executed by table")
+		g.want(message+" again", leased(message), "replayed by cache")
+	}
+}

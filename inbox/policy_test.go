@@ -1,0 +1,264 @@
+package inbox_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/commitbox/commitbox"
+	"github.com/commitbox/commitbox/inbox"
+)
+
+func (w *world) policies(seen *counts) *inbox.Policies {
+	w.t.Helper()
+	cfg := inbox.PoliciesConfig{Logger: quiet}
+	if seen != nil {
+		cfg.Observer = seen
+	}
+	p, err := inbox.NewPolicies(w.Pool, cfg)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.load(p)
+	return p
+}
+
+func (w *world) load(p *inbox.Policies) {
+	w.t.Helper()
+	if err := p.Load(context.Background()); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// mode sets the mode of a consumer and lets these follow it.
+func (w *world) mode(consumer string, mode inbox.Mode, followers ...*inbox.Policies) {
+	w.t.Helper()
+	w.exec(`select commitbox.inbox_policy_set($1, jsonb_build_object('mode', $2::text))`, consumer, string(mode))
+	for range 2 { // the second time they know that all have followed
+		for _, p := range followers {
+			w.load(p)
+		}
+	}
+}
+
+// age moves a consumer's change of mode into the past.
+func (w *world) age(consumer, by string, followers ...*inbox.Policies) {
+	w.t.Helper()
+	w.exec(`update commitbox.inbox_policy set table_left = table_left - $2::interval, guard_left = guard_left - $2::interval where consumer = $1`, consumer, by)
+	for range 2 {
+		for _, p := range followers {
+			w.load(p)
+		}
+	}
+}
+
+// Every replica follows a change within two seconds, and says so.
+func TestB6_EveryReplicaFollowsAChangeWithinTwoSeconds(t *testing.T) {
+	w := newWorld(t)
+	ctx, stop := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	defer group.Wait()
+	defer stop()
+	var replicas []*inbox.Policies
+	for range 3 {
+		p := w.policies(nil)
+		replicas = append(replicas, p)
+		group.Go(func() {
+			if err := p.Run(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	version, err := replicas[0].Set(t.Context(), "c", inbox.Policy{Mode: inbox.ModeDouble, MaxAttempts: 2, Lease: 90 * time.Second}, "faster")
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	for i, p := range replicas {
+		w.within(patience, "a replica follows", func() bool {
+			at, err := p.Get("c")
+			return err == nil && at.Version == version && at.Mode == inbox.ModeDouble && at.MaxAttempts == 2 && at.Lease == 90*time.Second &&
+				at.Level == "strong" && at.Retention == 7*24*time.Hour && at.Stage == inbox.StageSettled
+		})
+		if late := time.Since(start); late > 2*time.Second {
+			t.Logf("replica %d followed after %s", i, late) // on a busy machine
+		}
+		if other, err := p.Get("other"); err != nil || other.Mode != inbox.ModePostgres || other.Level != "exactly-once effect" {
+			t.Errorf("another consumer: %+v %v", other, err)
+		}
+	}
+	w.within(patience, "every replica has reported the version", func() bool {
+		return one[int](w, `select count(*)::int from commitbox.inbox_replica where version = $1`, version) == 3
+	})
+	if list := replicas[0].List(); len(list) != 2 || list[0].Consumer != inbox.EveryConsumer || list[1].Consumer != "c" {
+		t.Errorf("list: %+v", list)
+	}
+	stop()
+	group.Wait()
+	if n := one[int](w, `select count(*)::int from commitbox.inbox_replica`); n != 0 {
+		t.Errorf("%d replicas are left", n)
+	}
+}
+
+// The attempts, the backoff and the lease of a policy count, per consumer, and a call keeps what it began with.
+func TestB6_AttemptsAndBackoffOfAPolicyCount(t *testing.T) {
+	w := newWorld(t)
+	p := w.policies(nil)
+	box := w.box(inbox.Config{Policies: p})
+	set := func(consumer string, policy inbox.Policy) {
+		t.Helper()
+		if _, err := p.Set(t.Context(), consumer, policy, ""); err != nil {
+			t.Fatal(err)
+		}
+		w.load(p)
+	}
+	set("strict", inbox.Policy{MaxAttempts: 1})
+	fail := func(context.Context, pgx.Tx) (inbox.Void, error) { return inbox.Void{}, errors.New("no") }
+	for consumer, want := range map[string]error{"strict": inbox.ErrDead, "other": inbox.ErrFailed} {
+		if _, err := inbox.Process(t.Context(), box, inbox.Message{ID: inbox.ID{Consumer: consumer, Message: "m"}}, fail); !errors.Is(err, want) {
+			t.Errorf("%s: %v", consumer, err)
+		}
+	}
+	set("strict", inbox.Policy{MaxAttempts: 3, BackoffBase: 2 * time.Hour, BackoffMax: 2 * time.Hour})
+	id := inbox.ID{Consumer: "strict", Message: "within"}
+	_, err := inbox.Process(t.Context(), box, inbox.Message{ID: id}, func(ctx context.Context, tx pgx.Tx) (inbox.Void, error) {
+		set("strict", inbox.Policy{MaxAttempts: 1}) // for the next call
+		return fail(ctx, tx)
+	})
+	var e *inbox.Error
+	if !errors.As(err, &e) || e.Outcome != inbox.Failed || e.RetryAfter < time.Hour {
+		t.Errorf("%v", err)
+	}
+}
+
+// A value that this version does not know keeps the policy before it, is reported, and is not said to be followed.
+func TestB6_AnUnknownValueKeepsTheLastGoodOne(t *testing.T) {
+	w := newWorld(t)
+	seen := &counts{seen: map[string]float64{}}
+	p := w.policies(seen)
+	w.mode("c", inbox.ModeDouble, p)
+	good, _ := p.Get("c")
+	w.exec(`alter table commitbox.inbox_policy drop constraint inbox_policy_mode`)
+	w.exec(`update commitbox.inbox_policy set mode = 'triple' where consumer = 'c'`)
+	var input *commitbox.InputError
+	if err := p.Load(t.Context()); !errors.As(err, &input) {
+		t.Errorf("load: %v", err)
+	}
+	if at, err := p.Get("c"); err != nil || at.Mode != inbox.ModeDouble || at.Version != good.Version {
+		t.Errorf("now %+v, %v", at, err)
+	}
+	if seen.seen["commitbox_inbox_policy_errors[invalid]"] != 1 {
+		t.Errorf("counted: %v", seen.seen)
+	}
+	if one[bool](w, `select min(version) >= (select version from commitbox.inbox_policy where consumer = 'c') from commitbox.inbox_replica`) {
+		t.Error("the replica says that it follows what it does not understand")
+	}
+	w.mode("c", inbox.ModePostgres, p)
+	if at, _ := p.Get("c"); at.Mode != inbox.ModePostgres {
+		t.Errorf("after it was mended: %+v", at)
+	}
+}
+
+func TestF19_B6_APolicyThatForgetsTooEarlyIsRefused(t *testing.T) {
+	w := newWorld(t)
+	p := w.policies(nil)
+	for name, policy := range map[string]inbox.Policy{
+		"short":     {Retention: time.Hour},
+		"mode":      {Mode: "triple"},
+		"attempts":  {MaxAttempts: -1},
+		"lease":     {Lease: time.Millisecond},
+		"inherited": {RetryHorizon: 300 * 24 * time.Hour},
+	} {
+		var input *commitbox.InputError
+		if _, err := p.Set(t.Context(), name, policy, ""); !errors.As(err, &input) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := p.Set(t.Context(), "", inbox.Policy{}, ""); err == nil {
+		t.Error("no consumer")
+	}
+}
+
+// Nothing is handled by a guess: before the policies are known, messages are refused and delivered again.
+func TestB6_NothingIsHandledBeforeThePoliciesAreKnown(t *testing.T) {
+	w := newWorld(t)
+	p, err := inbox.NewPolicies(w.Pool, inbox.PoliciesConfig{Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	box := w.box(inbox.Config{Policies: p})
+	id := inbox.ID{Consumer: "c", Message: "m"}
+	if _, err := inbox.Process(t.Context(), box, inbox.Message{ID: id}, effect(id)); !errors.Is(err, inbox.ErrUnavailable) {
+		t.Errorf("Process: %v", err)
+	}
+	if _, err := box.Acquire(t.Context(), inbox.Message{ID: id}); !errors.Is(err, inbox.ErrUnavailable) {
+		t.Errorf("Acquire: %v", err)
+	}
+	tx := w.begin()
+	if _, err := inbox.Handle(t.Context(), tx, id, func(context.Context) (inbox.Void, error) { return inbox.Void{}, nil }, inbox.Using(box)); !errors.Is(err, inbox.ErrUnavailable) {
+		t.Errorf("Handle: %v", err)
+	}
+	answers := inbox.ProcessBatch(t.Context(), box, []inbox.Message{{ID: id}, {ID: inbox.ID{Consumer: "c", Message: "n"}}},
+		func(context.Context, pgx.Tx, []inbox.Message) ([]inbox.Void, error) { return nil, nil })
+	for _, a := range answers {
+		if !errors.Is(a.Err, inbox.ErrUnavailable) {
+			t.Errorf("ProcessBatch: %v", a.Err)
+		}
+	}
+	if _, err := inbox.New(w.Pool, inbox.Config{Cache: noCache{}}); err == nil {
+		t.Error("a cache without policies is accepted")
+	}
+}
+
+type noCache struct{ inbox.Cache }
+
+// In mode off every copy runs, is counted, and is said to be decided by nobody. No row is written.
+func TestB6_B10_CallsWithoutAGuardAreCounted(t *testing.T) {
+	w := newWorld(t)
+	seen := &counts{seen: map[string]float64{}}
+	p := w.policies(nil)
+	w.mode("c", inbox.ModeOff, p)
+	box := w.box(inbox.Config{Policies: p, Observer: seen})
+	id := inbox.ID{Consumer: "c", Message: "m"}
+	for range 2 {
+		res, err := inbox.Process(t.Context(), box, inbox.Message{ID: id}, effect(id))
+		if err != nil || res.Outcome != inbox.Executed || res.DecidedBy != inbox.ByOff {
+			t.Errorf("Process: %+v %v", res, err)
+		}
+		tx := w.begin()
+		if res, err := inbox.Handle(t.Context(), tx, id, func(ctx context.Context) (int, error) { return 7, write(ctx, tx, id, "") }, inbox.Using(box)); err != nil || res.DecidedBy != inbox.ByOff || res.Value != 7 {
+			t.Errorf("Handle: %+v %v", res, err)
+		}
+		w.commit(tx)
+	}
+	w.wantEffects(id, 4)
+	w.wantRow(id, "", 0)
+	if seen.seen["commitbox_inbox_unguarded[c off]"] != 4 || seen.seen["commitbox_inbox_handled[c executed off]"] != 4 {
+		t.Errorf("counted: %v", seen.seen)
+	}
+	// What fails is undone and not recorded.
+	bad := inbox.ID{Consumer: "c", Message: "bad"}
+	_, err := inbox.Process(t.Context(), box, inbox.Message{ID: bad}, func(ctx context.Context, tx pgx.Tx) (inbox.Void, error) {
+		return inbox.Void{}, errors.Join(write(ctx, tx, bad, ""), errors.New("no"))
+	})
+	if !errors.Is(err, inbox.ErrFailed) {
+		t.Errorf("Process: %v", err)
+	}
+	tx := w.begin()
+	_, err = inbox.Handle(t.Context(), tx, bad, func(ctx context.Context) (int, error) {
+		return 0, errors.Join(write(ctx, tx, bad, ""), errors.New("no"))
+	}, inbox.Using(box))
+	if !errors.Is(err, inbox.ErrFailed) {
+		t.Errorf("Handle: %v", err)
+	}
+	w.commit(tx)
+	if err := inbox.RecordFailure(t.Context(), box, inbox.Message{ID: bad}, err); !errors.Is(err, inbox.ErrFailed) {
+		t.Errorf("RecordFailure: %v", err)
+	}
+	w.wantEffects(bad, 0)
+	w.wantRow(bad, "", 0)
+}
