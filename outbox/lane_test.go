@@ -223,7 +223,7 @@ func TestA5_AConfirmationDeletesWhereverTheMessageLies(t *testing.T) {
 	t.Parallel()
 	for _, keep := range []bool{false, true} {
 		db, s, owner := ownedStore(t)
-		must(t, s.store.sentDays(t.Context()))
+		must(t, s.sentDays(t.Context()))
 		s.put(t, "a", "hot")
 		s.put(t, "b", "deferred")
 		s.put(t, "c", "dead")
