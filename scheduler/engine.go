@@ -87,8 +87,8 @@ func (e *engine) look(ctx context.Context) (wait time.Duration, err error) {
 	var errs []error
 	for _, j := range e.jobs {
 		row, ok := rows[j.Name]
-		if !ok {
-			continue // deleted by hand a moment ago; the next look makes it anew
+		if !ok || ctx.Err() != nil {
+			continue // deleted by hand a moment ago, the next look makes it anew; or there is none
 		}
 		after, err := e.attend(ctx, j, &row)
 		wait, errs = min(wait, after), append(errs, err)

@@ -21,7 +21,7 @@ const everyMin = 100 * time.Millisecond
 // everyHour has the bits of all 24 hours.
 const everyHour = 1<<24 - 1
 
-var parser = cron.NewParser(cron.SecondOptional | cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow | cron.Descriptor)
+var cronParser = cron.NewParser(cron.SecondOptional | cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow | cron.Descriptor)
 
 func parse(spec, zone string) (timetable, *time.Location, error) {
 	loc, err := time.LoadLocation(zone)
@@ -47,7 +47,7 @@ func parseSpec(spec string, loc *time.Location) (timetable, error) {
 	if strings.Contains(spec, "TZ=") { // the parser panics on some of these
 		return nil, &commitbox.InputError{Field: "Spec", Problem: "names a time zone; use Zone"}
 	}
-	schedule, err := parser.Parse(spec)
+	schedule, err := cronParser.Parse(spec)
 	if err != nil {
 		return nil, &commitbox.InputError{Field: "Spec", Problem: "is not a cron line: " + err.Error()}
 	}

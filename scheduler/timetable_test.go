@@ -105,7 +105,7 @@ func TestB71_TheParserAloneSkipsAndDoubles(t *testing.T) {
 		"0 2 * * *":  {"2025-03-08 02:00:00 -0800", "2025-03-10 02:00:00 -0700"},
 		"30 1 * * *": {"2025-11-02 01:30:00 -0700", "2025-11-02 01:30:00 -0800"},
 	} {
-		schedule, err := parser.Parse("CRON_TZ=America/Los_Angeles " + spec)
+		schedule, err := cronParser.Parse("CRON_TZ=America/Los_Angeles " + spec)
 		if err != nil {
 			t.Fatal(err)
 		}
