@@ -170,9 +170,9 @@ func TestALeapDuringARun(t *testing.T) {
 	if _, err := e.look(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	<-started
+	receive(t, "the run", started)
 	shift(time.Hour)
-	if err := <-cause; !errors.Is(err, errLeaseLost) {
+	if err := receive(t, "the cause", cause); !errors.Is(err, errLeaseLost) {
 		t.Errorf("cause %v", err)
 	}
 	e.step(t)

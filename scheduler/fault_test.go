@@ -120,12 +120,21 @@ func TestALateOutcomeIsFenced(t *testing.T) {
 	if _, err := a.look(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	<-started
+	receive(t, "the run", started)
 	if s := statusOf(t, b.Scheduler, "j"); s.Outcome != "running" || !s.FinishedAt.IsZero() {
 		t.Errorf("%+v", s)
 	}
 	due(t, db, "j", 0)
 	b.step(t)
+	rows, err := b.read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	stale := rows["j"]
+	stale.LeaseUntil = nil // as if it had looked before the claim
+	if _, err := b.attend(t.Context(), b.jobs[0], &stale); err != nil {
+		t.Error(err)
+	}
 	if elsewhere.Load() != 0 {
 		t.Error("ran while another run had its lease")
 	}
@@ -209,7 +218,7 @@ func TestARunWithoutItsLeaseIsStopped(t *testing.T) {
 	if _, err := a.look(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	<-started
+	receive(t, "the run", started)
 	time.Sleep(1500 * time.Millisecond) // longer than the lease: it is renewed
 	if s := statusOf(t, &Scheduler{pool: db.Pool}, "j"); s.Outcome != "running" {
 		t.Fatalf("%+v", s)
@@ -217,7 +226,7 @@ func TestARunWithoutItsLeaseIsStopped(t *testing.T) {
 	proxy.BlackHole(testenv.ToServer)
 	proxy.BlackHole(testenv.ToClient)
 	_, stop := running(t, db, quiet(), job)
-	if err := <-cause; !errors.Is(err, errLeaseLost) {
+	if err := receive(t, "the cause", cause); !errors.Is(err, errLeaseLost) {
 		t.Errorf("cause %v", err)
 	}
 	if elsewhere.Load() != 0 {

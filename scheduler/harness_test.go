@@ -111,6 +111,17 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
+// receive waits for a value, but not for ever.
+func receive[T any](t *testing.T, what string, from <-chan T) (value T) {
+	t.Helper()
+	select {
+	case value = <-from:
+	case <-time.After(20 * time.Second):
+		t.Fatalf("did not come: %s", what)
+	}
+	return value
+}
+
 // counting is a job's function that counts.
 func counting(n *atomic.Int64) func(context.Context, Tick) error {
 	return func(context.Context, Tick) error {

@@ -123,8 +123,13 @@ func TestB51_AKilledProcessIsReplaced(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(ctx) }()
-	if attempt := <-attempts; attempt != 2 {
-		t.Errorf("attempt %d", attempt)
+	select {
+	case attempt := <-attempts:
+		if attempt != 2 {
+			t.Errorf("attempt %d", attempt)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("the tick of the job that catches up was not run again")
 	}
 	until(t, "the death in the row", func() bool {
 		s := statuses(t, s)["once"]
