@@ -2,6 +2,7 @@ package inbox
 
 import (
 	"context"
+	"database/sql/driver"
 	"errors"
 	"time"
 
@@ -284,24 +285,33 @@ func (h *handling) undo(handlerCtx context.Context, got *claim, cause error) ver
 	ctx, cancel := detached(handlerCtx)
 	defer cancel()
 	v := verdict{outcome: Failed, attempt: got.attempt, err: cause, seen: &got.seen}
+	state := stateOf(h.tx.Conn())
 	if errors.Is(h.state(ctx), ErrTxEnded) {
-		if !endedTx(cause, h.msg.ID) {
+		switch {
+		case state == stateUnseen && handlerCtx.Err() != nil: // database/sql has rolled back when the context ended
+			if v.err = handlerCtx.Err(); !endedTx(cause, h.msg.ID) {
+				v.err = cause
+			}
+			if errors.Is(handlerCtx.Err(), context.Canceled) {
+				return unavailable(v.err)
+			}
+		case !endedTx(cause, h.msg.ID):
 			v.err = errors.Join(ErrTxEnded, cause)
 		}
 		return v
 	}
-	if uncounted(handlerCtx, stateOf(h.tx.Conn()), cause) {
+	if uncounted(handlerCtx, state, cause) {
 		h.spoil(ctx)
 		return unavailable(cause)
 	}
-	if !h.savepoint {
-		h.spoil(ctx)
-		return v
-	}
 	row, err := h.mark(ctx, cause)
 	if err != nil {
-		h.spoil(ctx)
-		v.err = errors.Join(cause, err)
+		if lost := h.spoil(ctx); lost && uncounted(handlerCtx, stateClosed, cause) {
+			return unavailable(cause)
+		}
+		if h.savepoint {
+			v.err = errors.Join(cause, err)
+		}
 		return v
 	}
 	v.attempt, v.after = int(row.Attempts), seconds(row.DueIn)
@@ -311,7 +321,11 @@ func (h *handling) undo(handlerCtx context.Context, got *claim, cause error) ver
 	return v
 }
 
+// mark records the failure behind the savepoint, and fails without one.
 func (h *handling) mark(ctx context.Context, cause error) (db.InboxFailHereRow, error) {
+	if !h.savepoint {
+		return db.InboxFailHereRow{}, errNoSavepoint
+	}
 	// Alone, because in an aborted transaction pgx cannot prepare what would travel with it.
 	if _, err := h.tx.Exec(ctx, schema.RollbackSavepoint); err != nil {
 		return db.InboxFailHereRow{}, err
@@ -323,20 +337,26 @@ func (h *handling) mark(ctx context.Context, cause error) (db.InboxFailHereRow, 
 	return h.failHere(ctx, pipe{on: h.tx, before: []statement{{sql: schema.ReleaseSavepoint}}}, h.msg.ID, cause)
 }
 
+var errNoSavepoint = errors.New("there is no savepoint")
+
 // spoil makes the transaction unusable by a statement that fails. Where that cannot be sent, because rows are open, the
-// connection is closed, or if it is not seen, the transaction rolled back.
-func (h *handling) spoil(ctx context.Context) {
+// connection is closed, or if it is not seen, the transaction rolled back. It says whether a connection that is not seen
+// turned out to be of no use.
+func (h *handling) spoil(ctx context.Context) (lost bool) {
 	_, err := h.tx.Exec(ctx, schema.Spoil)
 	conn := h.tx.Conn()
 	switch stateOf(conn) {
 	case stateOpen, stateBusy:
 		_ = conn.Close(ctx) // whatever it answers, the connection is not used again
 	case stateUnseen:
-		if sqlState(err) == "" {
-			err = h.tx.Rollback(ctx)
+		if sqlState(err) != "" {
+			return false
 		}
-		if err != nil && sqlState(err) == "" && !errors.Is(err, pgx.ErrTxClosed) {
+		_ = h.tx.Rollback(ctx) // whatever it answers, what counts is whether there is a transaction
+		if !isEnded(ctx, h.tx) {
 			h.Logger.ErrorContext(ctx, "inbox: the transaction could not be made unusable", "consumer", h.msg.ID.Consumer, "message_id", h.msg.ID.Message)
 		}
+		return errors.Is(err, driver.ErrBadConn)
 	}
+	return false
 }

@@ -136,12 +136,17 @@ func (v view) Commit(ctx context.Context) error {
 	return translate(v.tx.Commit())
 }
 
-// Rollback rolls back, or to the savepoint. The ctx counts for a savepoint only.
+// Rollback rolls back, or to the savepoint. The ctx counts for a savepoint only. Where that cannot be sent, because rows are
+// open or ctx has ended, the whole transaction is rolled back: what was to be undone must not be committed.
 func (v view) Rollback(ctx context.Context) error {
-	if v.savepoint != nil {
-		return v.leave(ctx, schema.RollbackNumbered)
+	if v.savepoint == nil {
+		return translate(v.tx.Rollback())
 	}
-	return translate(v.tx.Rollback())
+	err := v.leave(ctx, schema.RollbackNumbered)
+	if err != nil && !errors.Is(err, pgx.ErrTxClosed) && !errors.As(err, new(*pgconn.PgError)) {
+		err = errors.Join(err, translate(v.tx.Rollback()))
+	}
+	return err
 }
 
 func (v view) leave(ctx context.Context, statement func(int64) string) error {

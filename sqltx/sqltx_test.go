@@ -167,6 +167,32 @@ func TestCommitOfAnEndedContextRollsBack(t *testing.T) {
 	}
 }
 
+// A savepoint that cannot be rolled back to, because the handler has left rows open, takes the transaction with it.
+func TestASavepointThatIsStuckEndsTheTransaction(t *testing.T) {
+	db := open(t)
+	tx, view := begin(t, db)
+	savepoint, err := view.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var left *sql.Rows
+	_, err = inbox.Handle(t.Context(), savepoint, inbox.ID{Consumer: "c", Message: "m"}, func(ctx context.Context) (_ int, err error) {
+		left, err = tx.QueryContext(ctx, `select repeat('x', 1000) from generate_series(1, 10000)`)
+		return 1, err
+	})
+	if err == nil {
+		t.Error("no error")
+	}
+	if err := errors.Join(left.Err(), left.Close()); err != nil {
+		t.Error(err)
+	}
+	_ = tx.Commit()
+	_, again := begin(t, db)
+	if one[int](t, again, `select count(*) from commitbox.inbox`) != 0 {
+		t.Error("the row is committed as completed")
+	}
+}
+
 func TestBatch(t *testing.T) {
 	_, view := begin(t, open(t))
 	exec(t, view, `create temp table n (v int)`)

@@ -1,0 +1,4 @@
+// Package ent is what ent makes of the tests' schema.
+package ent
+
+//go:generate go run entgo.io/ent/cmd/ent@v0.14.5 generate --feature sql/execquery ./schema
