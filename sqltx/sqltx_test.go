@@ -175,16 +175,16 @@ func TestASavepointThatIsStuckEndsTheTransaction(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var left *sql.Rows
-	_, err = inbox.Handle(t.Context(), savepoint, inbox.ID{Consumer: "c", Message: "m"}, func(ctx context.Context) (_ int, err error) {
-		left, err = tx.QueryContext(ctx, `select repeat('x', 1000) from generate_series(1, 10000)`)
-		return 1, err
+	_, err = inbox.Handle(t.Context(), savepoint, inbox.ID{Consumer: "c", Message: "m"}, func(ctx context.Context) (int, error) {
+		rows, err := tx.QueryContext(ctx, `select repeat('x', 1000) from generate_series(1, 10000)`)
+		if err != nil {
+			return 0, err
+		}
+		t.Cleanup(func() { _ = rows.Close() })
+		return 1, rows.Err()
 	})
 	if err == nil {
 		t.Error("no error")
-	}
-	if err := errors.Join(left.Err(), left.Close()); err != nil {
-		t.Error(err)
 	}
 	_ = tx.Commit()
 	_, again := begin(t, db)
