@@ -75,7 +75,7 @@ func BenchmarkInboxProcess(b *testing.B) {
 }
 
 const insertCompleted = `insert into peer.inbox (consumer, message_id, status, attempts, finished_at)
-	values ($1, $2, 'completed', 1, clock_timestamp())`
+	values ($1::text, $2::text, 'completed', 1, clock_timestamp())`
 
 // pipelinedInsert is the least that a transaction with a dedup row can do.
 func pipelinedInsert(ctx context.Context, pool *pgxpool.Pool, message string) error {
@@ -101,7 +101,7 @@ func pipelinedInsert(ctx context.Context, pool *pgxpool.Pool, message string) er
 const (
 	selectStatus  = `select status from peer.inbox where consumer = $1 and message_id = $2`
 	insertPending = `insert into peer.inbox (consumer, message_id, status, attempts, epoch, lease_token, lease_until)
-		values ($1, $2, 'pending', 1, 1, gen_random_uuid(), now() + interval '30 seconds')`
+		values ($1::text, $2::text, 'pending', 1, 1, gen_random_uuid(), now() + interval '30 seconds')`
 	updateCompleted = `update peer.inbox set status = 'completed', finished_at = now(), lease_token = null, lease_until = null
 		where consumer = $1 and message_id = $2`
 )

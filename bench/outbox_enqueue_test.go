@@ -28,7 +28,7 @@ func enqueue(ctx context.Context, tx pgx.Tx) error {
 }
 
 const insertRaw = `insert into peer.outbox_message (message_id, channel, key, topic, content_type, headers, payload)
-	values ($1, 'default', $2, $3, $4, $5, $6)`
+	values ($1, 'default', $2::text, $3::text, $4::text, $5::jsonb, $6)`
 
 // insertMessage is the row that enqueue writes, written by hand.
 func insertMessage(ctx context.Context, tx pgx.Tx) error {

@@ -12,35 +12,39 @@ create table commitbox.outbox_channel (
     keep_days   integer          not null default 0 check (keep_days between 0 and 3650)
 );
 
--- The shard of a key, or of the id of a message without one. It is computed here and nowhere else, so that no client can
--- compute it differently; hashtextextended on collation "C" hashes bytes, and its value needs to be stable only among
--- the rows of one key that wait at the same time (dump and restore recompute all of them alike). One expression: inlined.
+-- The shard of a key. It is computed in the database only, so that no client can compute it differently; hashtextextended on
+-- collation "C" hashes bytes, and its value needs to be stable only among the rows of one key that wait at the same time
+-- (dump and restore recompute all of them alike).
 create function commitbox.outbox_shard_of(key text) returns smallint
     language sql immutable parallel safe
     return (hashtextextended(key collate "C", 0) & 63)::smallint;
 
+-- What a message may be. Domains, because the CHECKs of a table are read anew from text by every statement that writes.
+create domain commitbox.outbox_channel_name as text collate "C" check (octet_length(value) between 1 and 63);
+create domain commitbox.outbox_topic as text collate "C" check (octet_length(value) between 1 and 255);
+create domain commitbox.outbox_key as text collate "C" check (octet_length(value) between 1 and 512);
+create domain commitbox.outbox_content_type as text check (octet_length(value) between 1 and 255);
+create domain commitbox.outbox_headers as jsonb check (jsonb_typeof(value) = 'object' and not jsonb_path_exists(value, '$.* ? (@.type() != "string")'));
+create domain commitbox.outbox_position as bigint check (value > 0);
+create domain commitbox.outbox_time as timestamptz check (isfinite(value));
+
 -- What waits to be published: insert and delete only, never updated.
+-- shard is outbox_shard_of the key, or of the id of a message without one, written out: the function would be opened by every
+-- statement that inserts.
 -- vacuum_truncate is off: truncation wants ACCESS EXCLUSIVE and leaves a table of 0 pages that spoils cached plans.
 create table commitbox.outbox_message (
-    id           bigint           not null default nextval('commitbox.outbox_seq'),
-    created_at   timestamptz      not null default clock_timestamp(),
-    message_id   uuid             not null,
-    shard        smallint         not null generated always as
-                     (commitbox.outbox_shard_of(coalesce(key, message_id::text))) stored,
-    channel      text collate "C" not null,
-    key          text collate "C",
-    topic        text collate "C" not null,
-    content_type text,
-    headers      jsonb            not null default '{}',
-    payload      bytea            not null,
-    primary key (channel, shard, id),
-    constraint outbox_message_lengths check (
-        octet_length(channel) between 1 and 63
-        and octet_length(topic) between 1 and 255
-        and octet_length(key) between 1 and 512
-        and octet_length(content_type) between 1 and 255),
-    constraint outbox_message_headers check (jsonb_typeof(headers) = 'object' and not jsonb_path_exists(headers, '$.* ? (@.type() != "string")')),
-    constraint outbox_message_finite check (id > 0 and isfinite(created_at))
+    id           commitbox.outbox_position     not null default nextval('commitbox.outbox_seq'),
+    created_at   commitbox.outbox_time         not null default clock_timestamp(),
+    message_id   uuid                          not null,
+    shard        smallint                      not null generated always as
+                     ((hashtextextended(coalesce(key, message_id::text) collate "C", 0) & 63)::smallint) stored,
+    channel      commitbox.outbox_channel_name not null,
+    key          commitbox.outbox_key,
+    topic        commitbox.outbox_topic        not null,
+    content_type commitbox.outbox_content_type,
+    headers      commitbox.outbox_headers      not null default '{}',
+    payload      bytea                         not null,
+    primary key (channel, shard, id)
 ) with (
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_insert_threshold = -1,
     autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 1000000,
@@ -140,24 +144,17 @@ create index outbox_dead_topic on commitbox.outbox_dead (channel, topic, dead_at
 -- Messages for later. They take their place in hot, under a position drawn then, when they are due: until then they block
 -- nobody of their key. Positions of their own, so that scheduling does not look like news to the relays.
 create table commitbox.outbox_scheduled (
-    id           bigint           not null generated always as identity,
-    due_at       timestamptz      not null,
-    created_at   timestamptz      not null default clock_timestamp(),
-    message_id   uuid             not null,
-    channel      text collate "C" not null,
-    key          text collate "C",
-    topic        text collate "C" not null,
-    content_type text,
-    headers      jsonb            not null default '{}',
-    payload      bytea            not null,
-    primary key (channel, due_at, id),
-    constraint outbox_scheduled_lengths check (
-        octet_length(channel) between 1 and 63
-        and octet_length(topic) between 1 and 255
-        and octet_length(key) between 1 and 512
-        and octet_length(content_type) between 1 and 255),
-    constraint outbox_scheduled_headers check (jsonb_typeof(headers) = 'object' and not jsonb_path_exists(headers, '$.* ? (@.type() != "string")')),
-    constraint outbox_scheduled_finite check (isfinite(due_at) and isfinite(created_at))
+    id           bigint                        not null generated always as identity,
+    due_at       commitbox.outbox_time         not null,
+    created_at   commitbox.outbox_time         not null default clock_timestamp(),
+    message_id   uuid                          not null,
+    channel      commitbox.outbox_channel_name not null,
+    key          commitbox.outbox_key,
+    topic        commitbox.outbox_topic        not null,
+    content_type commitbox.outbox_content_type,
+    headers      commitbox.outbox_headers      not null default '{}',
+    payload      bytea                         not null,
+    primary key (channel, due_at, id)
 ) with (
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_insert_threshold = -1,
     autovacuum_vacuum_cost_delay = 0, vacuum_truncate = false);
@@ -189,6 +186,13 @@ drop table commitbox.outbox_shard;
 drop table commitbox.outbox_relay;
 drop table commitbox.outbox_message;
 drop function commitbox.outbox_shard_of(text);
+drop domain commitbox.outbox_time;
+drop domain commitbox.outbox_position;
+drop domain commitbox.outbox_headers;
+drop domain commitbox.outbox_content_type;
+drop domain commitbox.outbox_key;
+drop domain commitbox.outbox_topic;
+drop domain commitbox.outbox_channel_name;
 drop table commitbox.outbox_channel;
 drop sequence commitbox.outbox_epoch;
 drop sequence commitbox.outbox_seq;

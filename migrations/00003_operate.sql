@@ -152,7 +152,7 @@ create function commitbox.inbox_list(
 begin
     if inbox_list.status in ('pending', 'failed') then
         return query
-        select i.message_id, i.attempts, i.received_at, i.finished_at, coalesce(i.next_attempt_at, i.lease_until), i.last_error, i.payload is not null
+        select i.message_id::text, i.attempts::integer, i.received_at, i.finished_at, coalesce(i.next_attempt_at, i.lease_until), i.last_error::text, i.payload is not null
           from commitbox.inbox i
          where i.consumer = inbox_list.consumer and i.finished_at is null and i.status = inbox_list.status
            and i.received_at <= statement_timestamp() - inbox_list.older
@@ -160,7 +160,7 @@ begin
          order by i.received_at, i.message_id limit inbox_list.page;
     else
         return query
-        select i.message_id, i.attempts, i.received_at, i.finished_at, null::timestamptz, i.last_error, i.payload is not null
+        select i.message_id::text, i.attempts::integer, i.received_at, i.finished_at, null::timestamptz, i.last_error::text, i.payload is not null
           from commitbox.inbox i
          where i.consumer = inbox_list.consumer and i.finished_at is not null and i.status = inbox_list.status
            and i.finished_at <= statement_timestamp() - inbox_list.older

@@ -119,7 +119,7 @@ func TestB09_ABrokenRowIsParkedAndTheBatchGoesOn(t *testing.T) {
 	db := testenv.Database(t)
 	enqueue(t, db, message("k", "1"))
 	// Behind the constraint's back, as a restore or an older version might leave it.
-	if _, err := db.Pool.Exec(t.Context(), `alter table commitbox.outbox_message drop constraint outbox_message_headers;
+	if _, err := db.Pool.Exec(t.Context(), `alter domain commitbox.outbox_headers drop constraint outbox_headers_check;
 		insert into commitbox.outbox_message (message_id, channel, key, topic, headers, payload)
 		values (gen_random_uuid(), 'default', 'k', 't', '{"a": {"b": 1}}', 'broken')`); err != nil {
 		t.Fatal(err)

@@ -122,23 +122,27 @@ func (b *Box) Enqueue(ctx context.Context, tx pgx.Tx, messages ...Message) ([]uu
 }
 
 func (b *Box) store(ctx context.Context, q *db.Queries, p columnsOf) error {
-	if len(p.now.MessageIds) > 0 {
-		var err error
-		if b.cfg.CommitOrder {
-			err = q.EnqueueInCommitOrder(ctx, db.EnqueueInCommitOrderParams(p.now))
-		} else {
-			err = q.Enqueue(ctx, p.now)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if len(p.dueAts) == 0 {
-		return nil
+	if err := b.storeNow(ctx, q, p.now); err != nil || len(p.dueAts) == 0 {
+		return err
 	}
 	return q.Schedule(ctx, db.ScheduleParams{
 		DueAts: p.dueAts, MessageIds: p.later.MessageIds, Channels: p.later.Channels, Keys: p.later.Keys,
 		Topics: p.later.Topics, ContentTypes: p.later.ContentTypes, Headers: p.later.Headers, Payloads: p.later.Payloads,
+	})
+}
+
+func (b *Box) storeNow(ctx context.Context, q *db.Queries, p db.EnqueueParams) error {
+	switch {
+	case len(p.MessageIds) == 0:
+		return nil
+	case b.cfg.CommitOrder:
+		return q.EnqueueInCommitOrder(ctx, db.EnqueueInCommitOrderParams(p))
+	case len(p.MessageIds) > 1:
+		return q.Enqueue(ctx, p)
+	}
+	return q.EnqueueOne(ctx, db.EnqueueOneParams{
+		MessageID: p.MessageIds[0], Channel: p.Channels[0], Key: p.Keys[0], Topic: p.Topics[0],
+		ContentType: p.ContentTypes[0], Headers: p.Headers[0], Payload: p.Payloads[0],
 	})
 }
 

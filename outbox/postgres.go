@@ -115,8 +115,8 @@ func (p *postgres) connect(ctx context.Context) (link, error) {
 // postgresLink is one connection of the relay's.
 type postgresLink struct {
 	*postgres
-	conn  *pgxpool.Conn
-	q     *db.Queries
+	conn   *pgxpool.Conn
+	q      *db.Queries
 	large  bool // a payload of the last answer was larger than a row's share of the bytes
 	expect int  // rows of the next answer
 }

@@ -12,6 +12,11 @@ from rows from (
 ) with ordinality as u (message_id, channel, key, topic, content_type, headers, payload, position)
 order by u.position;
 
+-- name: EnqueueOne :exec
+-- The same for one message, which most transactions have: without arrays it takes half of the time.
+insert into commitbox.outbox_message (message_id, channel, key, topic, content_type, headers, payload)
+values (@message_id::uuid, @channel::text, nullif(@key::text, ''), @topic::text, nullif(@content_type::text, ''), cast(@headers::text as jsonb), @payload::bytea);
+
 -- name: EnqueueInCommitOrder :exec
 -- The same, after a transaction-level advisory lock on every key: of two transactions that enqueue for one key, the one
 -- that draws its positions first commits first. The locks are taken before any position is drawn, because the insert

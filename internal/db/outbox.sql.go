@@ -95,6 +95,35 @@ func (q *Queries) EnqueueInCommitOrder(ctx context.Context, arg EnqueueInCommitO
 	return err
 }
 
+const EnqueueOne = `-- name: EnqueueOne :exec
+insert into commitbox.outbox_message (message_id, channel, key, topic, content_type, headers, payload)
+values ($1::uuid, $2::text, nullif($3::text, ''), $4::text, nullif($5::text, ''), cast($6::text as jsonb), $7::bytea)
+`
+
+type EnqueueOneParams struct {
+	MessageID   pgtype.UUID
+	Channel     string
+	Key         string
+	Topic       string
+	ContentType string
+	Headers     string
+	Payload     []byte
+}
+
+// The same for one message, which most transactions have: without arrays it takes half of the time.
+func (q *Queries) EnqueueOne(ctx context.Context, arg EnqueueOneParams) error {
+	_, err := q.db.Exec(ctx, EnqueueOne,
+		arg.MessageID,
+		arg.Channel,
+		arg.Key,
+		arg.Topic,
+		arg.ContentType,
+		arg.Headers,
+		arg.Payload,
+	)
+	return err
+}
+
 const Schedule = `-- name: Schedule :exec
 insert into commitbox.outbox_scheduled (due_at, message_id, channel, key, topic, content_type, headers, payload)
 select u.due_at, u.message_id, u.channel, nullif(u.key, ''), u.topic, nullif(u.content_type, ''), u.headers::jsonb, u.payload
