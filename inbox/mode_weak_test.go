@@ -195,6 +195,7 @@ func TestF10_NoHistoryIsForgottenByAChangeOfMode(t *testing.T) {
 				}
 			}
 			g.want("before", g.process(g.box, "before"), "executed by "+old)
+			g.want("before", g.process(g.box, "asked late"), "executed by "+old)
 			g.mode("c", c.to, g.policies)
 			stage(inbox.StageBoth)
 			g.exec(`update commitbox.inbox_policy set table_left = table_left - interval '10 minutes', guard_left = guard_left - interval '10 minutes' where consumer = 'c'`)
@@ -210,14 +211,14 @@ func TestF10_NoHistoryIsForgottenByAChangeOfMode(t *testing.T) {
 			g.load(slow)
 			g.age("c", "1 minute", slow, g.policies)
 			stage(inbox.StageHistory)
-			for _, message := range []string{"before", "by the old", "by the new"} {
+			for _, message := range []string{"before", "by the old", "by the new", "asked late"} {
 				replayed(g, "in the history", g.box, message)
 			}
 			g.want("only the new store is written", g.process(g.box, "later"), "executed by "+fresh)
 			g.age("c", "1 day", slow, g.policies)
 			stage(inbox.StageSettled)
 			replayed(g, "settled", g.box, "later")
-			for _, message := range []string{"before", "by the old", "by the new", "later"} {
+			for _, message := range []string{"before", "by the old", "by the new", "asked late", "later"} {
 				g.wantEffects(id(message), 1)
 			}
 		})

@@ -252,9 +252,20 @@ func scripted(_ context.Context, r outbox.Record) error {
 	return nil
 }
 
-// consume handles a message in one transaction and in its own, a copy, a failure, and what comes after one.
+// consume follows the policies, and handles a message in one transaction and in its own, a copy, a failure, and what comes
+// after one.
 func consume(ctx context.Context, a *actor) error {
-	box, err := inbox.New(a.pool, inbox.Config{BackoffBase: time.Nanosecond, BackoffMax: time.Nanosecond, Logger: slog.New(slog.DiscardHandler)})
+	quiet := slog.New(slog.DiscardHandler)
+	policies, err := inbox.NewPolicies(a.pool, inbox.PoliciesConfig{Logger: quiet})
+	if err != nil {
+		return err
+	}
+	stopped, stop := context.WithCancel(ctx)
+	stop()
+	if err := errors.Join(policies.Load(ctx), policies.Run(stopped)); err != nil {
+		return err
+	}
+	box, err := inbox.New(a.pool, inbox.Config{Policies: policies, BackoffBase: time.Nanosecond, BackoffMax: time.Nanosecond, Logger: quiet})
 	if err != nil {
 		return err
 	}
