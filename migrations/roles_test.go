@@ -27,8 +27,8 @@ func role(t *testing.T, d *testenv.DB, kind string, kinds ...string) (name strin
 	quoted := pgx.Identifier{name}.Sanitize()
 	query(t, d.Pool, "create role "+quoted)
 	t.Cleanup(func() {
-		for _, sql := range []string{"drop owned by ", "drop role "} {
-			if _, err := d.Pool.Exec(context.Background(), sql+quoted); err != nil {
+		for _, sql := range []string{"drop owned by " + quoted + " cascade", "drop role " + quoted} { // tables depend on domains
+			if _, err := d.Pool.Exec(context.Background(), sql); err != nil {
 				t.Error(err)
 			}
 		}
