@@ -59,7 +59,7 @@ func (c *crasher) point(label string) {
 
 var (
 	queryName = regexp.MustCompile(`^-- name: (\w+)`)
-	stepNames = []string{"reserve", "charge", "deduct", "refund"}
+	stepNames = []string{"reserve", "charge", "charge since", "deduct", "refund", "refund since"}
 )
 
 // wordsMax is enough to tell the statements of the saga apart.

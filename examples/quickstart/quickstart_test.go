@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/commitbox/commitbox/examples/internal/exampledb"
 	"github.com/commitbox/commitbox/internal/testenv"
 )
 
@@ -75,12 +76,12 @@ func lastLine(text string) string {
 // TestEffectsAreCounted breaks the tables by hand: what is lost or double must show.
 func TestEffectsAreCounted(t *testing.T) {
 	t.Parallel()
-	db, err := createDatabase(t.Context(), testenv.EmptyDatabase(t).URL)
+	db, err := exampledb.Create(t.Context(), testenv.EmptyDatabase(t).URL, tables)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := db.drop(); err != nil {
+		if err := db.Drop(); err != nil {
 			t.Error(err)
 		}
 	})

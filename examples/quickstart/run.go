@@ -2,20 +2,26 @@ package main
 
 import (
 	"context"
+	_ "embed"
 	"errors"
 	"io"
 	"time"
+
+	"github.com/commitbox/commitbox/examples/internal/exampledb"
 )
+
+//go:embed tables.sql
+var tables string
 
 // run is the whole demonstration. Its result goes to out, progress to status.
 func run(ctx context.Context, cfg config, out, status io.Writer) (err error) {
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
-	db, err := createDatabase(ctx, cfg.DatabaseURL)
+	db, err := exampledb.Create(ctx, cfg.DatabaseURL, tables)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, db.drop()) }()
+	defer func() { err = errors.Join(err, db.Drop()) }()
 
 	d := &demo{cfg: cfg, db: db, tally: newTally(), started: time.Now()}
 	start, remove, err := d.connect()
@@ -48,7 +54,7 @@ var errStuck = errors.New("nothing moved for a long time, and the flow is not at
 // demo is one run.
 type demo struct {
 	cfg        config
-	db         *database
+	db         *exampledb.DB
 	broker     broker
 	components *supervisor
 	tally      *tally
@@ -61,16 +67,16 @@ func (d *demo) connect() (start func(string) (process, error), remove func() err
 	if d.cfg.Broker == "memory" {
 		d.broker = newMemory()
 		start = func(name string) (process, error) {
-			return startGoroutines(name, d.db.url, d.broker, d.tally.note)
+			return startGoroutines(name, d.db.URL, d.broker, d.tally.note)
 		}
 		return start, func() error { return nil }, nil
 	}
-	r := &rabbit{url: d.cfg.AMQPURL, name: d.db.name}
+	r := &rabbit{url: d.cfg.AMQPURL, name: d.db.Name}
 	if err := r.declare(); err != nil {
 		return nil, nil, err
 	}
 	d.broker = r
-	env := []string{"DATABASE_URL=" + d.db.url, "AMQP_URL=" + r.url, "QUICKSTART_NAME=" + r.name}
+	env := []string{"DATABASE_URL=" + d.db.URL, "AMQP_URL=" + r.url, "QUICKSTART_NAME=" + r.name}
 	start = func(name string) (process, error) { return startChild(name, env, d.tally.note) }
 	return start, r.remove, nil
 }

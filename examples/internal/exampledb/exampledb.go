@@ -26,7 +26,7 @@ type DB struct {
 func Create(ctx context.Context, serverURL, tables string) (*DB, error) {
 	u, err := url.Parse(serverURL)
 	if err != nil || u.Scheme == "" {
-		return nil, errors.New("DATABASE_URL must be a URL such as postgres://user@host:5432/postgres; `make example` sets it")
+		return nil, errors.New("DATABASE_URL must be a URL such as postgres://user@host:5432/postgres; the make targets set it")
 	}
 	db := &DB{Name: "commitbox_example_" + strings.ToLower(rand.Text()[:8]), serverURL: serverURL}
 	u.Path = "/" + db.Name

@@ -34,8 +34,7 @@ const callTimeout = 5 * time.Second
 const answerMax = 64 << 10
 
 // charge takes the money of the order. The key is the order's, not the attempt's: whoever sends it again, now or after a
-// crash or from a process that was believed dead, gets the first answer and no second charge. The service has to keep keys
-// for longer than an order can stay open; ask it how long that is.
+// crash or from a process that was believed dead, gets the first answer and no second charge.
 func (p *payments) charge(ctx context.Context, order Placed) (charge Charge, err error) {
 	status, err := p.post(ctx, "/charges", "charge-"+order.OrderID, order, &charge)
 	switch {

@@ -15,7 +15,8 @@
 //     repeated. Steps in the database decide once, in the row of the order; steps at the payment service send a key that is
 //     made of the order's id, so that the service recognises them.
 //   - An answer that did not come (a timeout, a 500, a broken connection) decides nothing. The step ends with an error and is
-//     sent again with the same key until the service says yes or no.
+//     sent again with the same key until the service says yes or no. Before the service forgets the key ([Config.KeysFor]) the
+//     order is given to a person instead.
 //   - The end of an order, its event and the end of the message are one transaction.
 package saga
 
@@ -24,6 +25,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -77,6 +79,9 @@ func (w *Worker) handle(ctx context.Context, lease *inbox.Lease, payload []byte)
 	}
 
 	charge, err := inbox.Step(ctx, lease, "charge", func(ctx context.Context) (Charge, error) {
+		if err := w.keyIsKnown(ctx, lease, "charge since"); err != nil {
+			return Charge{}, err
+		}
 		return w.payments.charge(ctx, order)
 	})
 	if err != nil {
@@ -100,6 +105,9 @@ func (w *Worker) handle(ctx context.Context, lease *inbox.Lease, payload []byte)
 	}
 
 	refund, err := inbox.Step(ctx, lease, "refund", func(ctx context.Context) (Refund, error) {
+		if err := w.keyIsKnown(ctx, lease, "refund since"); err != nil {
+			return Refund{}, err
+		}
 		return w.payments.refund(ctx, order, charge)
 	})
 	if err != nil {
@@ -107,6 +115,24 @@ func (w *Worker) handle(ctx context.Context, lease *inbox.Lease, payload []byte)
 	}
 	end.Status, end.RefundID = Refunded, refund.ID
 	return w.finish(ctx, lease, end)
+}
+
+// keyIsKnown is asked before each call that moves money. It notes when the first one was made, and gives the order to a person
+// before the payment service can have forgotten the key: the same key, sent after that, would be another charge.
+func (w *Worker) keyIsKnown(ctx context.Context, lease *inbox.Lease, name string) error {
+	since, err := inbox.Step(ctx, lease, name, func(ctx context.Context) (now time.Time, err error) {
+		err = w.pool.QueryRow(ctx, `select clock_timestamp()`).Scan(&now)
+		return now, err
+	})
+	if err != nil {
+		return err
+	}
+	var known bool
+	err = w.pool.QueryRow(ctx, `select clock_timestamp() < $1::timestamptz + make_interval(secs => $2)`, since, w.cfg.KeysFor.Seconds()).Scan(&known)
+	if err == nil && !known {
+		err = inbox.Permanent(errors.New("the payment service may have forgotten the key: ask it what it did, and end the order by hand"))
+	}
+	return err
 }
 
 // finish ends the order, tells of it and completes the message, in one transaction.

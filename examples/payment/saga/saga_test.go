@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -178,6 +179,33 @@ func TestA5_AnErrorOfThePaymentServiceDecidesNothing(t *testing.T) {
 	if l := w.ledger(); len(l.Entries) != 8 {
 		t.Errorf("%d charges for 8 orders: %v", len(l.Entries), l.Faults)
 	}
+}
+
+// TestA5_AForgottenKeyIsNotSent: the payment service charges, never answers, and forgets. The order goes to a person, and no
+// further call is made.
+func TestA5_AForgottenKeyIsNotSent(t *testing.T) {
+	w := newWorld(t, someApples)
+	var calls atomic.Int32
+	deaf := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		calls.Add(1)
+		w.WriteHeader(http.StatusInternalServerError)
+	}))
+	t.Cleanup(deaf.Close)
+	w.Worker = newWorker(t, w.pool, deaf)
+	w.order("o", "apple", 1)
+	if err := w.pay("o"); !errors.Is(err, inbox.ErrFailed) {
+		t.Errorf("an error of the service is %v", err)
+	}
+	w.cfg.KeysFor = time.Microsecond // it keeps keys for no time at all
+	time.Sleep(20 * time.Millisecond)
+	if err := w.pay("o"); !errors.Is(err, inbox.ErrDead) || !strings.Contains(err.Error(), "by hand") {
+		t.Errorf("want the order given up: %v", err)
+	}
+	if n := calls.Load(); n != 1 {
+		t.Errorf("%d calls", n)
+	}
+	w.want(`select status || ' ' || stock from orders`, "open reserved")
+	w.want(`select payload is not null and last_error like '%by hand%' from commitbox.inbox`, true)
 }
 
 // TestA5_ABugEndsNoOrder: an error that the database calls permanent is mended, and the order goes on behind its charge.

@@ -17,13 +17,14 @@ import (
 // consumerName is the inbox consumer. It stays the same as long as orders are open.
 const consumerName = "payments.order"
 
-// Config says where a Worker finds things. All but Inbox, Client and CompleteEvery is required.
+// Config says where a Worker finds things. The first four are required.
 type Config struct {
 	AMQPURL         string
 	Queue           string // gets TopicPlaced
 	DeadLetterQueue string // for messages that nobody can handle
 	PaymentsURL     string
 	Client          *http.Client  // for the payment service; default: a new one
+	KeysFor         time.Duration // how long after the first call a key may be sent again; below what the service keeps it for. Default 23 h
 	CompleteEvery   time.Duration // how often abandoned work is looked for; default 10 s
 	Inbox           inbox.Config  // what suits the service; how often and how long is tried is set here
 }
@@ -45,6 +46,9 @@ func New(pool *pgxpool.Pool, cfg Config) (*Worker, error) {
 	if cfg.Client == nil {
 		cfg.Client = &http.Client{}
 	}
+	if cfg.KeysFor == 0 {
+		cfg.KeysFor = 23 * time.Hour
+	}
 	if cfg.CompleteEvery == 0 {
 		cfg.CompleteEvery = 10 * time.Second
 	}
@@ -53,7 +57,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Worker, error) {
 	}
 	// Between charge and end money is owed to somebody, so attempts go on for days before an order becomes dead and waits for
 	// a person (with its payload in the inbox, and counted as dead in the metrics). No error of the database ends it early
-	// either: what a bug or a missing column did goes on when it is mended.
+	// either: what a bug or a missing column did goes on when it is mended. What ends it early is keyIsKnown.
 	cfg.Inbox.MaxAttempts = 10_000
 	cfg.Inbox.IsPermanent = func(error) bool { return false }
 	box, err := inbox.New(pool, cfg.Inbox)
