@@ -16,7 +16,8 @@ create domain commitbox.inbox_trace_id as text check (octet_length(value) <= 64)
 -- (collate "C"), so that no library upgrade can reorder the unique index. There is no identity column, because
 -- duplicates would burn its sequence, and no index on a column that every transition changes, so that updates stay HOT.
 -- The one CHECK says what belongs together: a lease while pending, a due time while failed, an end once completed or dead, a
--- result once completed. autovacuum looks early: the rows are inserted and updated at the rate of the traffic.
+-- result once completed. autovacuum looks early: the rows are inserted and updated at the rate of the traffic. vacuum_truncate
+-- is off: truncation after a large clean-up wants ACCESS EXCLUSIVE, and the space is used again.
 create table commitbox.inbox (
     consumer        commitbox.inbox_consumer   not null,
     message_id      commitbox.inbox_message_id not null,
@@ -42,7 +43,8 @@ create table commitbox.inbox (
         and (lease_until is null) = (lease_token is null)
         and (lease_until is null or epoch > 0)
         and (result is null or status = 'completed'))
-) with (fillfactor = 85, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05);
+) with (
+    fillfactor = 85, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05, vacuum_truncate = false);
 
 -- Serves retention: completed and dead rows by the time they ended.
 create index inbox_ended_at on commitbox.inbox (consumer, status, finished_at) where finished_at is not null;

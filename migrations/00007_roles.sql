@@ -61,7 +61,7 @@ revoke execute on function commitbox.inbox_abandon(text, timestamptz, integer), 
 -- What a role of a kind needs, and no more. The one list: grant_rights grants it, missing_rights compares with it. Privileges are
 -- as GRANT writes them.
 --
---   produce  enqueues       relay    runs relays       consume  handles messages, in transactions and with leases
+--   produce  enqueues       relay    runs relays       consume  handles messages, in every mode
 --   edit     advances versions of resources            schedule runs jobs       cleanup  cleans up
 --   observe  reads all but payloads, headers, results, keys and error texts
 --   migrate  owns the schema and everything in it, so it has no list

@@ -11,7 +11,7 @@
 //
 //	select commitbox.grant_rights('produce', 'shop');         -- to enqueue
 //	select commitbox.grant_rights('relay', 'shop_relay');     -- to run a relay
-//	select commitbox.grant_rights('consume', 'billing');      -- to handle messages, in transactions and with leases
+//	select commitbox.grant_rights('consume', 'billing');      -- to handle messages, in every mode
 //	select commitbox.grant_rights('edit', 'billing');         -- to advance versions with package optimistic
 //	select commitbox.grant_rights('schedule', 'billing');     -- to run jobs
 //	select commitbox.grant_rights('cleanup', 'shop_cleanup'); -- to clean up; as a job with 'schedule' too

@@ -8,9 +8,12 @@ select set_config('idle_in_transaction_session_timeout', @idle_milliseconds::tex
        pg_try_advisory_xact_lock(hashtextextended('cleanup', 'commitbox.inbox'::regclass::oid::bigint))::boolean as lead;
 
 -- name: CleanupTimeouts :exec
--- Bounds every statement and every lock wait of this transaction. No lock; set_config with true is undone by its end, so
--- nothing is left in a pooler's session.
-select set_config('statement_timeout', @statement_milliseconds::text, true), set_config('lock_timeout', @lock_milliseconds::text, true);
+-- Bounds every statement and every lock wait of this transaction, and lets its COMMIT not wait for the disk or a standby, because a copy
+-- of a message may wait for its row meanwhile. A crash may undo the last batches, which are then done again; it cannot undo one and
+-- keep what a later transaction made of it, because that one's COMMIT is behind it in the log. No lock; set_config with true is
+-- undone by the end of the transaction, so nothing is left in a pooler's session.
+select set_config('statement_timeout', @statement_milliseconds::text, true), set_config('lock_timeout', @lock_milliseconds::text, true),
+       set_config('synchronous_commit', 'off', true);
 
 -- name: CleanupClock :one
 -- The database's clock. Takes no lock. A run counts every age from this one reading, so that a clock that leaps in the middle

@@ -19,7 +19,7 @@ type Work string
 const (
 	Produce  Work = "produce"  // enqueues messages
 	Relay    Work = "relay"    // runs relays
-	Consume  Work = "consume"  // handles messages, in transactions and with leases
+	Consume  Work = "consume"  // handles messages, in every mode
 	Edit     Work = "edit"     // advances versions with package optimistic
 	Schedule Work = "schedule" // runs jobs
 	Cleanup  Work = "cleanup"  // cleans up

@@ -84,7 +84,7 @@ func (c *Cleanup) RunOnce(ctx context.Context) (CleanupReport, error) {
 // size returns the size of the next batch of a kind.
 func (c *Cleanup) size(kind string) *batchSize {
 	if c.sizes[kind] == nil {
-		c.sizes[kind] = &batchSize{c.cfg.Batch, c.cfg.Batch}
+		c.sizes[kind] = &batchSize{min(firstBatch, c.cfg.Batch), c.cfg.Batch}
 	}
 	return c.sizes[kind]
 }

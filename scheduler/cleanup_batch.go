@@ -16,6 +16,9 @@ import (
 // the batch, so it stays well below what a caller would notice.
 const batchGoal = 25 * time.Millisecond
 
+// firstBatch is the size of the first batch, before it is known how long one takes.
+const firstBatch = 100
+
 // batchSize is how many rows the next batch of a kind takes: a pure rule, kept from run to run.
 type batchSize struct{ rows, max int }
 

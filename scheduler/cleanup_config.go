@@ -26,8 +26,8 @@ type CleanupConfig struct {
 	// Budget is how long a run removes rows; what is left is for the next one. A run does at least one batch that fits into
 	// the timeouts, however short it is. Default 5 min.
 	Budget time.Duration
-	// Batch is how many rows one transaction removes at most. Default 1000, at most 100 000. It is a limit: batches are made
-	// smaller, down to one row, when one takes longer than 25 ms or runs into a timeout, and then larger again.
+	// Batch is how many rows one transaction removes at most. Default 1000, at most 100 000. It is a limit: batches begin with 100,
+	// and are made smaller, down to one row, when one takes longer than 25 ms or runs into a timeout, or else larger.
 	Batch int
 	// Pause is the wait between two batches. Default 20 ms.
 	Pause time.Duration

@@ -260,7 +260,8 @@ func (q *Queries) CleanupSentDays(ctx context.Context) (CleanupSentDaysRow, erro
 }
 
 const CleanupTimeouts = `-- name: CleanupTimeouts :exec
-select set_config('statement_timeout', $1::text, true), set_config('lock_timeout', $2::text, true)
+select set_config('statement_timeout', $1::text, true), set_config('lock_timeout', $2::text, true),
+       set_config('synchronous_commit', 'off', true)
 `
 
 type CleanupTimeoutsParams struct {
@@ -268,8 +269,10 @@ type CleanupTimeoutsParams struct {
 	LockMilliseconds      string
 }
 
-// Bounds every statement and every lock wait of this transaction. No lock; set_config with true is undone by its end, so
-// nothing is left in a pooler's session.
+// Bounds every statement and every lock wait of this transaction, and lets its COMMIT not wait for the disk or a standby, because a copy
+// of a message may wait for its row meanwhile. A crash may undo the last batches, which are then done again; it cannot undo one and
+// keep what a later transaction made of it, because that one's COMMIT is behind it in the log. No lock; set_config with true is
+// undone by the end of the transaction, so nothing is left in a pooler's session.
 func (q *Queries) CleanupTimeouts(ctx context.Context, arg CleanupTimeoutsParams) error {
 	_, err := q.db.Exec(ctx, CleanupTimeouts, arg.StatementMilliseconds, arg.LockMilliseconds)
 	return err

@@ -168,7 +168,7 @@ func (a *actor) run(t *testing.T) error {
 	t.Helper()
 	a.exec(t, `truncate commitbox.inbox, commitbox.inbox_step, commitbox.outbox_message, commitbox.outbox_relay,
 		commitbox.outbox_shard, commitbox.outbox_blocked, commitbox.outbox_deferred, commitbox.outbox_dead, commitbox.outbox_channel, commitbox.outbox_scheduled, commitbox.outbox_sent,
-		commitbox.resource_version, commitbox.schedule_job`)
+		commitbox.resource_version, commitbox.schedule_job, commitbox.inbox_replica`)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	return a.work(ctx, a)
@@ -280,6 +280,18 @@ func consume(ctx context.Context, a *actor) error {
 				return errors.Join(errors.New("not the answer that is wanted: "+fmt.Sprint(step.want)), err)
 			}
 		}
+	}
+	policies, err := inbox.NewPolicies(a.pool, inbox.PoliciesConfig{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return err
+	}
+	if err := policies.Load(ctx); err != nil {
+		return err
+	}
+	ended, end := context.WithCancel(ctx)
+	end()
+	if err := policies.Run(ended); err != nil {
+		return err
 	}
 	leased := inbox.Message{ID: inbox.ID{Consumer: "c", Message: "leased"}}
 	_, err = inbox.ProcessLeased(ctx, box, leased, func(ctx context.Context, lease *inbox.Lease) (string, error) {
