@@ -21,8 +21,9 @@
 //     noticed when the savepoint is missed, and Handle fails; with NoSavepoint and no result it is not noticed, and what is
 //     written after the COMMIT is committed one by one.
 //   - An error of a statement that was swallowed, and rows that were left open, are noticed by the next statement.
-//   - A context given to BeginTx rolls the transaction back when it is cancelled, and then the failure of a handler cannot be
-//     recorded in it. Begin with context.WithoutCancel(ctx) to keep that possible.
+//   - A context given to BeginTx rolls the transaction back when it ends, and then the failure of a handler cannot be
+//     recorded in it: inbox.Handle answers ErrUnavailable if its ctx was cancelled too. Begin with
+//     context.WithoutCancel(ctx) to keep that possible.
 //   - The number of rows is all that a command tag holds.
 //   - A connection that breaks may be reported as driver.ErrBadConn and nothing else.
 package sqltx
