@@ -231,7 +231,7 @@ func (m *machine) close() {
 func TestModel(t *testing.T) {
 	checks, steps := "10", "60"
 	if os.Getenv("COMMITBOX_SOAK") != "" {
-		checks, steps = "2600", "100"
+		checks, steps = "3000", "100" // nine in ten of the steps find something to do
 	}
 	for name, value := range map[string]string{"rapid.checks": checks, "rapid.steps": steps} {
 		if err := flag.Set(name, value); err != nil {
