@@ -88,7 +88,7 @@ var (
 	}
 	CacheSeconds = &Metric{
 		"commitbox_cache_seconds", Histogram, "s",
-		"Time of one call to Redis, failed ones included.",
+		"Time of one call to Redis, failed ones included. Operations: get, put; acquire, renew, finish, release, look; lock, relock, unlock; info.",
 		[]string{"operation"},
 	}
 	CacheBreakerOpen = &Metric{

@@ -13,8 +13,21 @@ import (
 	"github.com/commitbox/commitbox"
 	"github.com/commitbox/commitbox/cache"
 	"github.com/commitbox/commitbox/inbox"
+	"github.com/commitbox/commitbox/inboxtest"
 	"github.com/commitbox/commitbox/internal/testenv"
 )
+
+// TestContract runs the suites that a cache of anybody's has to pass.
+func TestContract(t *testing.T) {
+	t.Parallel()
+	client := connect(t, testenv.Redis(t))
+	t.Run("cache", func(t *testing.T) {
+		inboxtest.TestCache(t, func(t *testing.T) inbox.Cache { return open(t, client) })
+	})
+	t.Run("guard", func(t *testing.T) {
+		inboxtest.TestGuard(t, func(t *testing.T) inbox.Guard { return open(t, client) })
+	})
+}
 
 func TestPutAndGet(t *testing.T) {
 	t.Parallel()

@@ -1,5 +1,5 @@
-// Package inboxtest checks that a broker consumer settles deliveries as the inbox asks: it never acks what is not done,
-// and never keeps what is.
+// Package inboxtest checks what stands around the inbox. A broker consumer never acks what is not done,
+// and never keeps what is. A cache never answers for another row, a guard never lets two work.
 package inboxtest
 
 import (
