@@ -251,6 +251,7 @@ func TestARoleThatMigratesOwnsTheSchema(t *testing.T) {
 	cleaner, _ := role(t, d, "cleanup", "cleanup")
 	query(t, d.Pool, `select commitbox.outbox_sent_days(1, 1)`)
 	others := query(t, d.Pool, `select c.relname from pg_class c where c.relnamespace = 'commitbox'::regnamespace and c.relowner <> $1::text::regrole and c.relname not like 'outbox_sent_2%'
+		union all select d.typname from pg_type d where d.typnamespace = 'commitbox'::regnamespace and d.typtype = 'd' and d.typowner <> $1::text::regrole
 		union all select p.proname from pg_proc p where p.pronamespace = 'commitbox'::regnamespace and p.proowner <> $1::text::regrole`, pgx.Identifier{name}.Sanitize())
 	if len(others) != 0 {
 		t.Errorf("still somebody else's: %q", others)
