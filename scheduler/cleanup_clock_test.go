@@ -166,6 +166,24 @@ func TestB51_CleanersWithoutALeaderSkipEachOthersRows(t *testing.T) {
 	}
 }
 
+// A run goes on behind its last batch: a row that turns up before it waits for the next run.
+func TestB53_ARunGoesOnBehindItsLastBatch(t *testing.T) {
+	t.Parallel()
+	d, c := old(t, 0)
+	r := &cleaning{c: c, pool: d.Pool, asOf: time.Now()}
+	task := r.ended("a", kindCompleted, 7*24*60*60)
+	for want := range int64(2) {
+		done, _, err := r.batch(t.Context(), task)
+		if err != nil || done != 1-want {
+			t.Errorf("%d rows, %v", done, err)
+		}
+		if _, err := d.Pool.Exec(t.Context(), `insert into commitbox.inbox (consumer, message_id, status, finished_at)
+			values ('a', 'older', 'completed', now() - interval '9 days') on conflict do nothing`); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestBatchSize(t *testing.T) {
 	t.Parallel()
 	s := batchSize{1000, 1000}
