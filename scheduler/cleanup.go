@@ -24,7 +24,7 @@ import (
 //
 // It works in short transactions of few rows, skips rows that somebody holds, and may run on any number of replicas at once:
 // one of them works, the others skip their turn. It is safe for concurrent use and has nothing to close; a run opens two
-// connections with the settings of the pool and closes them. A process that dies leaves a part done, and no lock.
+// connections with the settings of the pool and closes them; behind a pooler it needs two of the server's at once. A process that dies leaves a part done, and no lock.
 //
 // What it does not promise: that a row goes at the end of its retention (it goes with a later run), or that the files become
 // smaller (vacuum makes their space free for new rows).
