@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/commitbox/commitbox/internal/check"
 	"github.com/commitbox/commitbox/internal/db"
 )
@@ -11,10 +13,13 @@ import (
 // The statements with the parameters that every mode fills in the same way.
 
 func (s *settings) claim(ctx context.Context, p pipe, m *Message) (claim, error) {
-	row, err := db.New(s.schema.On(p)).InboxClaim(ctx, db.InboxClaimParams{
+	n, err := db.New(s.schema.On(p)).InboxClaim(ctx, db.InboxClaimParams{
 		Consumer: m.ID.Consumer, MessageID: m.ID.Message, Fingerprint: m.Fingerprint, TraceID: optional(m.TraceID),
 	})
-	return claim{attempt: int(row.Attempts)}, err
+	if err == nil && n == 0 {
+		err = pgx.ErrNoRows
+	}
+	return claim{attempt: 1}, err
 }
 
 func (s *settings) look(ctx context.Context, p pipe, id ID) (db.InboxLookRow, error) {
