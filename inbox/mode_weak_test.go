@@ -351,3 +351,16 @@ func settle(g *guardedWorld, box *inbox.Box, message string, n int) {
 		time.Sleep(10 * time.Millisecond)
 	}
 }
+
+// A process that died between its commit and telling Redis leaves the row. Whoever finds it tells Redis, for replicas that
+// ask nothing else yet.
+func TestF10_WhoFindsTheRowTellsRedis(t *testing.T) {
+	g := newGuarded(t, inbox.ModeCache)
+	behind := g.box2(inbox.Config{})
+	g.mode("c", inbox.ModePostgres, g.policies)
+	g.want("by the row and a token", g.process(g.box, "m"), "executed by table")
+	g.front.clear(t)
+	g.want("the row is found", g.process(g.box, "m"), "replayed by table")
+	g.want("by one that asks Redis alone", g.process(behind, "m"), "replayed by cache")
+	g.wantEffects(id("m"), 1)
+}
