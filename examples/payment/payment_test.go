@@ -75,7 +75,7 @@ func TestA5_TheCompleterNeedsNoBroker(t *testing.T) {
 // the order, and wakes it up: it goes on, and changes nothing.
 func TestA5_AWorkerThatWasBelievedDead(t *testing.T) {
 	t.Parallel()
-	for _, point := range []string{"before POST /charges", "before InboxStepStore deduct", "before Enqueue"} {
+	for _, point := range []string{"before POST /charges", "before InboxStepStore deduct", "before EnqueueOne"} {
 		t.Run(point, func(t *testing.T) {
 			t.Parallel()
 			d := opened(t)
@@ -87,8 +87,11 @@ func TestA5_AWorkerThatWasBelievedDead(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(w.kill)
+			tooLate := time.After(30 * time.Second)
 			for len(w.told(lineKilled)) == 0 {
 				select {
+				case <-tooLate:
+					t.Fatal("the worker never came to that point")
 				case <-time.After(10 * time.Millisecond):
 				case <-w.gone:
 					t.Fatalf("the worker ended: %v", w.result)
