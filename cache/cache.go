@@ -106,14 +106,16 @@ func (c *Cache) lookUp(ctx context.Context, f flight) *call[found] {
 
 // read asks for one byte more than an entry may have, and never for more.
 func (c *Cache) read(ctx context.Context, f flight) (found, error) {
-	stored, err := c.store.client.GetRange(ctx, f.key, 0, int64(c.seal.entryMax)).Bytes()
-	switch {
+	answer := redis.NewStringCmd(ctx, "getrange", f.key, 0, c.seal.entryMax)
+	switch err := c.store.line.send(ctx, answer); {
 	case wrongType(err):
 		return found{reading: unreadable}, nil
 	case err != nil:
 		return found{}, err
-	case len(stored) == 0:
-		return found{reading: miss}, nil
+	}
+	stored, err := answer.Bytes()
+	if err != nil || len(stored) == 0 {
+		return found{reading: miss}, err
 	}
 	entry, r := c.seal.open(f.key, f.of, stored)
 	return found{entry, r}, nil
@@ -140,7 +142,7 @@ func (c *Cache) Put(ctx context.Context, of inbox.Identity, id inbox.ID, entry i
 		return nil //nolint:nilerr // the table has the row; a copy that is too large is only slower
 	}
 	_, err = do(ctx, c.store, "put", func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, c.store.client.Set(ctx, k, stored, ttl).Err()
+		return struct{}{}, c.store.line.send(ctx, redis.NewStatusCmd(ctx, "set", k, stored, "px", ttl.Milliseconds()))
 	})
 	return err
 }

@@ -16,6 +16,7 @@ import (
 type store struct {
 	name     string // label of its breaker: cache or lock
 	client   redis.UniversalClient
+	line     *line
 	timeout  time.Duration
 	breaker  *breaker
 	observer commitbox.Observer
@@ -29,7 +30,7 @@ func newStore(name string, client redis.UniversalClient, timeout time.Duration, 
 	if !keepsDeadlines(client) {
 		l.Warn("cache: the redis client has ContextTimeoutEnabled off, so a call that redis does not answer keeps its connection for the whole ReadTimeout")
 	}
-	return &store{name: name, client: client, timeout: timeout, breaker: b, observer: o, logger: l}
+	return &store{name: name, client: client, line: &line{client: client, timeout: timeout}, timeout: timeout, breaker: b, observer: o, logger: l}
 }
 
 // keepsDeadlines is true of clients that it does not know.
