@@ -281,18 +281,6 @@ func consume(ctx context.Context, a *actor) error {
 			}
 		}
 	}
-	policies, err := inbox.NewPolicies(a.pool, inbox.PoliciesConfig{Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		return err
-	}
-	if err := policies.Load(ctx); err != nil {
-		return err
-	}
-	ended, end := context.WithCancel(ctx)
-	end()
-	if err := policies.Run(ended); err != nil {
-		return err
-	}
 	leased := inbox.Message{ID: inbox.ID{Consumer: "c", Message: "leased"}}
 	_, err = inbox.ProcessLeased(ctx, box, leased, func(ctx context.Context, lease *inbox.Lease) (string, error) {
 		if _, err := inbox.Step(ctx, lease, "step", func(context.Context) (string, error) { return "result", nil }); err != nil {
