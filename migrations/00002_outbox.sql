@@ -139,6 +139,7 @@ create table commitbox.outbox_dead (
 );
 create index outbox_dead_message_id on commitbox.outbox_dead (message_id);
 create index outbox_dead_discarded_at on commitbox.outbox_dead (discarded_at) where discarded_at is not null;
+create index outbox_dead_id on commitbox.outbox_dead (channel, id) where discarded_at is null;
 create index outbox_dead_topic on commitbox.outbox_dead (channel, topic, dead_at);
 
 -- Messages for later. They take their place in hot, under a position drawn then, when they are due: until then they block

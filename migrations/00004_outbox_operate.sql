@@ -76,7 +76,8 @@ $$;
 
 -- Makes dead messages run again, oldest first, at most so many: all of the channel, or of a topic, or that died within a
 -- time. Discarded ones stay. Returns how many; with dry_run it only counts, without the limit. The shards are locked in
--- order; failures in them are recorded only after this has ended, so many are done in several calls.
+-- order; failures in them are recorded only after this has ended, so many are done in several calls. What outbox_revive does
+-- to one, this does to all of them in one statement.
 -- +goose StatementBegin
 create function commitbox.outbox_requeue_many(
     channel text, topic text default null, since timestamptz default null, until timestamptz default null,
@@ -84,8 +85,9 @@ create function commitbox.outbox_requeue_many(
 ) returns bigint language plpgsql as $$
 #variable_conflict use_column
 declare
-    at   commitbox.outbox_dead;
-    done bigint := 0;
+    locked smallint[];
+    heads  smallint[];
+    done   bigint;
 begin
     if outbox_requeue_many.dry_run then
         select count(*) into done from commitbox.outbox_dead d
@@ -95,21 +97,37 @@ begin
            and (outbox_requeue_many.until is null or d.dead_at < outbox_requeue_many.until);
         return done;
     end if;
-    perform 1 from commitbox.outbox_shard s
-     where s.channel = outbox_requeue_many.channel and exists (select 1 from commitbox.outbox_dead d where d.channel = s.channel and d.shard = s.shard)
-     order by s.shard for no key update;
-    for at in
-        select d.* from commitbox.outbox_dead d
-         where d.channel = outbox_requeue_many.channel and d.discarded_at is null
-           and (outbox_requeue_many.topic is null or d.topic = outbox_requeue_many.topic)
-           and (outbox_requeue_many.since is null or d.dead_at >= outbox_requeue_many.since)
-           and (outbox_requeue_many.until is null or d.dead_at < outbox_requeue_many.until)
-         order by d.id limit outbox_requeue_many.at_most
-    loop
-        if commitbox.outbox_revive(at) then
-            done := done + 1;
-        end if;
-    end loop;
+    select array_agg(l.shard) into locked from (
+        select s.shard from commitbox.outbox_shard s
+         where s.channel = outbox_requeue_many.channel and exists (select 1 from commitbox.outbox_dead d where d.channel = s.channel and d.shard = s.shard)
+         order by s.shard for no key update
+    ) l;
+    with gone as (
+        delete from commitbox.outbox_dead d where d.ctid = any (array(
+            select c.ctid from commitbox.outbox_dead c
+             where c.channel = outbox_requeue_many.channel and c.discarded_at is null and c.shard = any (locked)
+               and (outbox_requeue_many.topic is null or c.topic = outbox_requeue_many.topic)
+               and (outbox_requeue_many.since is null or c.dead_at >= outbox_requeue_many.since)
+               and (outbox_requeue_many.until is null or c.dead_at < outbox_requeue_many.until)
+             order by c.id limit outbox_requeue_many.at_most
+        ))
+        returning d.*
+    ), held as (
+        update commitbox.outbox_blocked b set reason = 'retry', due_at = clock_timestamp(), dead_id = null
+          from gone g where b.channel = g.channel and b.shard = g.shard and b.key = g.key and b.dead_id = g.id
+        returning g.id, g.message_id, g.shard
+    ), kept as (
+        insert into commitbox.outbox_deferred (id, created_at, message_id, shard, channel, key, topic, content_type, headers, payload, last_error)
+        select g.id, g.created_at, g.message_id, g.shard, g.channel, g.key, g.topic, g.content_type, g.headers, g.payload, g.last_error
+          from gone g join held h on h.id = g.id and h.message_id = g.message_id
+    ), again as (
+        insert into commitbox.outbox_message (created_at, message_id, channel, key, topic, content_type, headers, payload)
+        select g.created_at, g.message_id, g.channel, g.key, g.topic, g.content_type, g.headers, g.payload
+          from gone g where not exists (select 1 from held h where h.id = g.id and h.message_id = g.message_id)
+         order by g.id
+    )
+    select count(*), array(select distinct h.shard from held h) into done, heads from gone;
+    perform commitbox.outbox_touch(outbox_requeue_many.channel, h) from unnest(heads) h;
     if done > 0 then
         perform commitbox.outbox_audit('outbox_requeue_many', outbox_requeue_many.channel,
             done || ' messages, topic ' || coalesce(outbox_requeue_many.topic, 'any'), outbox_requeue_many.reason);

@@ -277,16 +277,16 @@ func (l *postgresLink) moveScheduled(ctx context.Context, atMost int) (int, time
 // confirm deletes messages from where they were read. What is missing there is looked for by its position, in hot, then among
 // the deferred, of which some were read; the last look is for what a later owner declared dead.
 func (l *postgresLink) confirm(ctx context.Context, confirmed []confirmation, keep bool) error {
-	if keep {
-		_, err := l.q.KeepConfirmed(ctx, db.KeepConfirmedParams(l.positions(confirmed)))
-		return err
-	}
-	n, err := l.deleteAt(ctx, confirmed)
+	n, err := l.confirmAt(ctx, confirmed, keep)
 	left := int64(len(confirmed)) - n
 	if err != nil || left == 0 {
 		return err
 	}
 	p := l.positions(confirmed)
+	if keep {
+		_, err := l.q.KeepConfirmed(ctx, db.KeepConfirmedParams(p))
+		return err
+	}
 	for _, remove := range []func() (int64, error){
 		func() (int64, error) { return l.q.DeleteConfirmed(ctx, p) },
 		func() (int64, error) { return l.q.DeleteConfirmedDeferred(ctx, db.DeleteConfirmedDeferredParams(p)) },
@@ -300,7 +300,7 @@ func (l *postgresLink) confirm(ctx context.Context, confirmed []confirmation, ke
 	return nil
 }
 
-func (l *postgresLink) deleteAt(ctx context.Context, confirmed []confirmation) (int64, error) {
+func (l *postgresLink) confirmAt(ctx context.Context, confirmed []confirmation, keep bool) (int64, error) {
 	var p db.DeleteAtParams
 	p.Places, p.Ids, p.MessageIds = make([]pgtype.TID, 0, len(confirmed)), make([]int64, 0, len(confirmed)), make([]pgtype.UUID, 0, len(confirmed))
 	for i := range confirmed {
@@ -308,8 +308,11 @@ func (l *postgresLink) deleteAt(ctx context.Context, confirmed []confirmation) (
 			p.Places, p.Ids, p.MessageIds = append(p.Places, c.place), append(p.Ids, c.id), append(p.MessageIds, pgID(c.message))
 		}
 	}
-	if len(p.Places) == 0 {
+	switch {
+	case len(p.Places) == 0:
 		return 0, nil
+	case keep:
+		return l.q.KeepAt(ctx, db.KeepAtParams(p))
 	}
 	return l.q.DeleteAt(ctx, p)
 }

@@ -25,6 +25,17 @@ select (select count(*) from moved)::bigint as moved,
            select s.due_at from commitbox.outbox_scheduled s where s.channel = @channel::text and s.due_at > statement_timestamp() order by s.due_at limit 1
        ) - clock_timestamp()), 'infinity')::float8 as next_in;
 
+-- name: KeepAt :execrows
+-- DeleteAt for a channel that keeps what was sent. The delete decides: of two that confirm one message, one keeps it.
+with gone as (
+    delete from commitbox.outbox_message o
+    where o.ctid = any (array(select unnest(@places::tid[])))
+      and ((o.id, o.message_id) in (select c.id, c.message_id from rows from (unnest(@ids::bigint[]), unnest(@message_ids::uuid[])) as c (id, message_id))) is true
+    returning o.id, o.created_at, o.message_id, o.shard, o.channel, o.key, o.topic, o.content_type, o.headers, o.payload
+)
+insert into commitbox.outbox_sent (id, created_at, message_id, shard, channel, key, topic, content_type, headers, payload)
+select g.id, g.created_at, g.message_id, g.shard, g.channel, g.key, g.topic, g.content_type, g.headers, g.payload from gone g;
+
 -- name: KeepConfirmed :execrows
 -- DeleteConfirmed for a channel that keeps what was sent, from hot, deferred or dead. The deletes decide: of two that confirm
 -- one message, one keeps it. Primary keys, then ctid.

@@ -12,6 +12,32 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
+const KeepAt = `-- name: KeepAt :execrows
+with gone as (
+    delete from commitbox.outbox_message o
+    where o.ctid = any (array(select unnest($1::tid[])))
+      and ((o.id, o.message_id) in (select c.id, c.message_id from rows from (unnest($2::bigint[]), unnest($3::uuid[])) as c (id, message_id))) is true
+    returning o.id, o.created_at, o.message_id, o.shard, o.channel, o.key, o.topic, o.content_type, o.headers, o.payload
+)
+insert into commitbox.outbox_sent (id, created_at, message_id, shard, channel, key, topic, content_type, headers, payload)
+select g.id, g.created_at, g.message_id, g.shard, g.channel, g.key, g.topic, g.content_type, g.headers, g.payload from gone g
+`
+
+type KeepAtParams struct {
+	Places     []pgtype.TID
+	Ids        []int64
+	MessageIds []pgtype.UUID
+}
+
+// DeleteAt for a channel that keeps what was sent. The delete decides: of two that confirm one message, one keeps it.
+func (q *Queries) KeepAt(ctx context.Context, arg KeepAtParams) (int64, error) {
+	result, err := q.db.Exec(ctx, KeepAt, arg.Places, arg.Ids, arg.MessageIds)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
+}
+
 const KeepConfirmed = `-- name: KeepConfirmed :execrows
 with hot as (
     delete from commitbox.outbox_message m where m.ctid = any (array(
