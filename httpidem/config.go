@@ -52,8 +52,10 @@ type Config struct {
 	// Docs is the URL of the page that tells clients about keys: the type of every problem, and a Link header.
 	Docs string
 
-	// Inbox holds the settings of the store: Schema, Wait, CommitWait, Observer, Logger. What says how failures are counted
-	// (MaxAttempts, IgnoreDue, IsPermanent) and ResultMax is set by this package.
+	// Inbox holds the settings of the store: Schema, Wait, CommitWait, Observer, Logger; and Policies, Cache and Guard, with
+	// which operators change how keys are guarded. The consumer's name is "http/" and Name: in mode cache this package
+	// promises what that mode does, in mode off nothing, and a policy's max_attempts counts COMMITs that PostgreSQL refuses.
+	// What says how failures are counted (MaxAttempts, IgnoreDue, IsPermanent) and ResultMax is set by this package.
 	Inbox inbox.Config
 }
 

@@ -14,6 +14,7 @@
 //	Config.Scope knows no caller                     403
 //	the database is away, or what became of the
 //	COMMIT is not known yet                          503 and Retry-After
+//	that COMMIT is lost, and there was no key        500
 //
 // Errors of this package are problem details (RFC 9457, application/problem+json).
 //
@@ -29,6 +30,8 @@
 // body is over Config.StoreMax, is committed and sent without its body being kept: a repeat does not run the work again and
 // gets status and headers, no body, and [HeaderBody]. A body over Config.ResponseMax is refused: the handler's Write fails,
 // its writes are rolled back, and the answer is 500. Routes that stream belong outside this middleware.
+//
+// The middleware reads the body first: what runs before it must not.
 //
 // Of the headers, only those named in Config.Headers are kept. Cookies, credentials, challenges and what belongs to one
 // connection cannot be named there: they would hand one session to whoever repeats a key.

@@ -1,9 +1,11 @@
 package httpidem_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -287,15 +289,18 @@ func TestHandlerThatBreaksItsTransaction(t *testing.T) {
 	for range 15 {
 		w.wantProblem(w.do(keyed("k")), http.StatusInternalServerError)
 	}
+	w.wantProblem(w.do(request{method: http.MethodPut}), http.StatusInternalServerError) // without a key
 	broken = false
 	w.wantStatus(w.do(keyed("k")), http.StatusCreated)
-	w.wantEffects(1)
+	w.wantStatus(w.do(request{method: http.MethodPut}), http.StatusCreated)
+	w.wantEffects(2)
 }
 
-// TestRefusedCommit: PostgreSQL finds only at COMMIT that a row is wrong. That buries no key either.
+// TestRefusedCommit: PostgreSQL finds only at COMMIT that a row is wrong. That buries no key either, and is logged.
 func TestRefusedCommit(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, httpidem.Config{}, create)
+	var logged bytes.Buffer
+	w := newWorld(t, httpidem.Config{Inbox: inbox.Config{Logger: slog.New(slog.NewTextHandler(&logged, nil))}}, create)
 	_, err := w.pool.Exec(t.Context(), `
 		create function refuse() returns trigger language plpgsql as $$begin
 			if new.note = '{}' then raise check_violation; end if;
@@ -313,26 +318,17 @@ func TestRefusedCommit(t *testing.T) {
 	}
 	w.wantStatus(w.do(keyed("k")), http.StatusCreated)
 	w.wantEffects(1)
+	w.server.Close() // all is logged
+	if n := strings.Count(logged.String(), "23514"); n != 3 {
+		t.Errorf("%d of 3 refusals are logged: %s", n, &logged)
+	}
 }
 
 // TestUnknownCommit: the answer to COMMIT is lost and the database is away. The client hears that nothing is known, and its
 // repeat finds out.
 func TestUnknownCommit(t *testing.T) {
 	t.Parallel()
-	db := testenv.Database(t)
-	if _, err := db.Pool.Exec(t.Context(), `create table effect (note text)`); err != nil {
-		t.Fatal(err)
-	}
-	proxy := testenv.NewProxy(t, db.URL)
-	pool, err := pgxpool.New(t.Context(), proxy.URL(t, db.URL)+"&default_query_exec_mode=exec") // COMMIT is sent as such
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	w := newWorldOn(t, pool, httpidem.Config{Inbox: inbox.Config{CommitWait: 200 * time.Millisecond}}, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
-		proxy.Refuse(true) // the open connection goes on
-		return create(w, r, tx)
-	})
+	w, proxy := newCutWorld(t, func(proxy *testenv.Proxy) { proxy.Refuse(true) }) // the open connection goes on
 	proxy.CutAfter("commit\x00")
 	a := w.do(keyed("k"))
 	w.wantProblem(a, http.StatusServiceUnavailable)
@@ -349,6 +345,41 @@ func TestUnknownCommit(t *testing.T) {
 	w.wantReplayed(a, true)
 	w.wantStatus(a, http.StatusCreated)
 	w.wantEffects(1)
+}
+
+// newCutWorld is a world behind a proxy that cuts the connection when it is told to; meanwhile is called in each handler.
+func newCutWorld(t *testing.T, meanwhile func(*testenv.Proxy)) (*world, *testenv.Proxy) {
+	t.Helper()
+	db := testenv.Database(t)
+	if _, err := db.Pool.Exec(t.Context(), `create table effect (note text)`); err != nil {
+		t.Fatal(err)
+	}
+	proxy := testenv.NewProxy(t, db.URL)
+	pool, err := pgxpool.New(t.Context(), proxy.URL(t, db.URL)+"&default_query_exec_mode=exec") // COMMIT is sent as such
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	w := newWorldOn(t, pool, httpidem.Config{Inbox: inbox.Config{CommitWait: 200 * time.Millisecond}}, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+		meanwhile(proxy)
+		return create(w, r, tx)
+	})
+	return w, proxy
+}
+
+// TestUnknownCommitWithoutAKey: nobody can find out, and nobody is told that nothing was done.
+func TestUnknownCommitWithoutAKey(t *testing.T) {
+	t.Parallel()
+	w, proxy := newCutWorld(t, func(*testenv.Proxy) {})
+	for effects, cut := range []func(string) <-chan struct{}{proxy.CutBefore, proxy.CutAfter} {
+		cut("commit\x00")
+		a := w.do(request{method: http.MethodPut})
+		w.wantProblem(a, http.StatusInternalServerError)
+		if !strings.Contains(a.body, "may have been done") || a.header.Get("Retry-After") != "" {
+			t.Errorf("the client hears %v %s", a.header, a.body)
+		}
+		w.wantEffects(effects)
+	}
 }
 
 // TestOperatorsEnds: rows that an operator has ended have no response.
@@ -389,6 +420,26 @@ func TestBodyThatBreaksOff(t *testing.T) {
 		w.server.Config.Handler.ServeHTTP(out, r)
 		if out.Code != c.status {
 			t.Errorf("status %d, want %d", out.Code, c.status)
+		}
+	}
+	w.wantEffects(0)
+}
+
+// TestBodyThatWasReadBefore, such as by a middleware that parses forms: without its body, any request would be a repeat.
+func TestBodyThatWasReadBefore(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, httpidem.Config{}, create)
+	for _, body := range []string{"a=1", "a=2"} {
+		r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(body))
+		r.Header.Set("Idempotency-Key", `"k"`)
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		if err := r.ParseForm(); err != nil {
+			t.Fatal(err)
+		}
+		out := httptest.NewRecorder()
+		w.server.Config.Handler.ServeHTTP(out, r)
+		if out.Code != http.StatusInternalServerError {
+			t.Errorf("status %d", out.Code)
 		}
 	}
 	w.wantEffects(0)

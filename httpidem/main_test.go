@@ -42,7 +42,10 @@ func newWorld(t *testing.T, cfg httpidem.Config, handler httpidem.Handler) *worl
 
 func newWorldOn(t *testing.T, pool *pgxpool.Pool, cfg httpidem.Config, handler httpidem.Handler) *world {
 	t.Helper()
-	cfg.Name, cfg.Inbox.Logger = "orders", quiet
+	cfg.Name = "orders"
+	if cfg.Inbox.Logger == nil {
+		cfg.Inbox.Logger = quiet
+	}
 	if cfg.Scope == nil {
 		cfg.Scope = tenant
 	}

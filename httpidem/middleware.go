@@ -16,11 +16,13 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/commitbox/commitbox/inbox"
+	"github.com/commitbox/commitbox/internal/check"
 )
 
 // Handler does the work of a request, in the transaction that also keeps its response. If it returns an error, whatever it
 // wrote to w is dropped, its transaction is rolled back, and the answer is 500, or 503 where PostgreSQL says that a repeat
-// may succeed; the error is logged and not sent. It runs again after a serialization failure or a deadlock that it returns.
+// may succeed; the error is logged and not sent. It runs again after a serialization failure or a deadlock that it returns,
+// unless the request has no key.
 //
 // The request's body is in memory and can be read in each run. tx must not be used after the handler has returned, and
 // Commit and Rollback are not the handler's.
@@ -102,10 +104,15 @@ func (x *exchange) readBody() *problem {
 		return &problemBodySize
 	case err != nil:
 		return &problemBodyRead
+	case len(body) == 0 && x.r.ContentLength > 0: // requests would look alike that are not
+		x.log(errBodyGone)
+		return &problemFailed
 	}
 	x.body = body
 	return nil
 }
+
+var errBodyGone = errors.New("the body was read before this middleware, which tells requests apart by it")
 
 // once runs the handler under the key.
 func (x *exchange) once(scope, key string) (inbox.Result[response], error) {
@@ -125,13 +132,27 @@ func (x *exchange) once(scope, key string) (inbox.Result[response], error) {
 	})
 }
 
-// unguarded runs the handler of a request without a key.
+// unguarded runs the handler of a request without a key, for which nobody can find out what became of a lost COMMIT.
 func (x *exchange) unguarded() error {
-	return pgx.BeginFunc(x.r.Context(), x.m.pool, func(tx pgx.Tx) error {
-		_, err := x.run(x.r.Context(), tx)
+	ran := false
+	err := pgx.BeginTxFunc(x.r.Context(), x.m.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		_, err := x.run(x.r.Context(), ownedTx{tx})
+		ran = err == nil
 		return err
 	})
+	if ran && check.CommitLost(err) {
+		return errors.Join(errUnguardedUnknown, err)
+	}
+	return err
 }
+
+// ownedTx is a transaction that the handler cannot end.
+type ownedTx struct{ pgx.Tx }
+
+func (ownedTx) Commit(context.Context) error   { return inbox.ErrTxOwned }
+func (ownedTx) Rollback(context.Context) error { return inbox.ErrTxOwned }
+
+var errUnguardedUnknown = errors.New("httpidem: the answer to the COMMIT of a request without a key was lost")
 
 // fingerprint tells two requests apart.
 func fingerprint(r *http.Request, body []byte) []byte {
@@ -195,12 +216,21 @@ func (x *exchange) answer(kept inbox.Result[response], err error) *problem {
 	case x.panicked != nil:
 		panic(x.panicked)
 	case errors.Is(err, errRolledBack):
-		x.logger().ErrorContext(x.r.Context(), "httpidem: a handler failed and was rolled back", "name", x.m.cfg.Name, "method", x.r.Method, "error", x.failure)
+		x.log(x.failure)
 		return problemRolledBack(x.failure, x.m.cfg.RetryAfter)
 	default:
-		return problemOf(err, x.m.cfg.RetryAfter)
+		p := problemOf(err, x.m.cfg.RetryAfter)
+		if p.status >= http.StatusInternalServerError {
+			x.log(err)
+		}
+		return p
 	}
 	return nil
+}
+
+// log tells of a request that was answered with 5xx by this package.
+func (x *exchange) log(err error) {
+	x.logger().ErrorContext(x.r.Context(), "httpidem: a request failed", "name", x.m.cfg.Name, "method", x.r.Method, "error", err)
 }
 
 func (x *exchange) logger() *slog.Logger {

@@ -18,7 +18,7 @@ type problem struct {
 	after  time.Duration // Retry-After, if it is not 0
 }
 
-const detailMore = " The same request with the same key may be sent again."
+const detailMore = " The same request may be sent again as it is."
 
 // Problems that need no more than their text.
 var (
@@ -62,6 +62,11 @@ func problemOf(err error, after time.Duration) *problem {
 		return &problem{http.StatusConflict, "The operation is completed", "It will not run again, and its response was not kept.", 0}
 	case errors.Is(err, inbox.ErrDead):
 		return &problem{http.StatusConflict, "The operation was given up", "An operator stopped it. Use a new key to start another.", 0}
+	case errors.Is(err, errUnguardedUnknown):
+		return &problem{
+			http.StatusInternalServerError, "The outcome is not known",
+			"The operation may have been done. Without an Idempotency-Key nobody can tell.", 0,
+		}
 	case errors.Is(err, inbox.ErrOutcomeUnknown):
 		return &problem{http.StatusServiceUnavailable, "The outcome is not known yet", "The operation may have been done." + detailMore, after}
 	case inbox.Retryable(err) && !errors.Is(err, inbox.ErrFailed):

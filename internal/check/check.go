@@ -3,6 +3,7 @@
 package check
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"reflect"
@@ -10,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/commitbox/commitbox"
 )
@@ -81,6 +83,19 @@ func Ended(err error) error {
 		return errors.Join(&commitbox.InputError{Field: "tx", Problem: "has ended; begin a new transaction"}, err)
 	}
 	return err
+}
+
+// CommitLost says whether an error of COMMIT leaves open whether it was done: it was sent, and neither refused nor answered.
+func CommitLost(err error) bool {
+	var pg *pgconn.PgError
+	switch {
+	case err == nil, pgconn.SafeToRetry(err), errors.Is(err, pgx.ErrTxClosed), errors.Is(err, pgx.ErrTxCommitRollback):
+		return false
+	case errors.As(err, &pg):
+		severity := cmp.Or(pg.SeverityUnlocalized, pg.Severity)
+		return severity == "FATAL" || severity == "PANIC" // the session ended, perhaps after the commit
+	}
+	return true
 }
 
 // Clean makes the text of an error storable: valid UTF-8 without NUL, at most max bytes, cut at a character. Storing it

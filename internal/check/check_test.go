@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/commitbox/commitbox"
 	"github.com/commitbox/commitbox/internal/check"
@@ -155,4 +157,22 @@ func FuzzClean(f *testing.F) {
 			t.Fatalf("Clean(%q, %d) = %q", text, max, got)
 		}
 	})
+}
+
+func TestCommitLost(t *testing.T) {
+	t.Parallel()
+	for err, want := range map[error]bool{
+		nil:                      false,
+		pgx.ErrTxClosed:          false,
+		pgx.ErrTxCommitRollback:  false,
+		io.ErrUnexpectedEOF:      true,
+		context.DeadlineExceeded: true, // while the answer was awaited
+		&pgconn.PgError{Code: "23505", Severity: "ERROR", SeverityUnlocalized: "ERROR"}:  false,
+		&pgconn.PgError{Code: "57P01", Severity: "SCHWER", SeverityUnlocalized: "FATAL"}: true,
+		&pgconn.PgError{Code: "08P01", Severity: "FATAL"}:                                true,
+	} {
+		if got := check.CommitLost(err); got != want {
+			t.Errorf("%v: %v", err, got)
+		}
+	}
 }
