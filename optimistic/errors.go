@@ -18,6 +18,9 @@ var (
 // the next. It is an error of the program; its transaction was made unusable.
 var ErrUnsafe = errors.New("the statement does not change one row from the expected version to the next")
 
+// ErrOutcomeUnknown says that [Retry] sent COMMIT and lost the answer: the change may have been made. Read before you decide.
+var ErrOutcomeUnknown = errors.New("the answer to COMMIT was lost, and the change may have been made")
+
 // Error says why nothing was changed. It matches ErrConflict, ErrNotFound or ErrCondition.
 type Error struct {
 	Resource string // the key of the row, or type/id

@@ -2,6 +2,7 @@ package optimistic_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"math"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/commitbox/commitbox"
 	"github.com/commitbox/commitbox/optimistic"
+	"github.com/commitbox/commitbox/sqltx"
 )
 
 // writers is how many change one row at the same time.
@@ -176,6 +178,42 @@ func TestB89_AnUnsafeStatementCannotBeCommitted(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Rows are open when the transaction is to be made unusable, so that no statement comes through.
+func TestB89_AnUnsafeStatementCannotBeCommittedWithRowsOpen(t *testing.T) {
+	w := newWorld(t)
+	inner, err := w.sql.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tx := sqltx.From(&busyTx{Tx: inner, t: t})
+	twoRows := `update account set owner = $3, version = version + 1 where $1::text is not null and version = $2 returning version`
+	if _, err := optimistic.Exec(t.Context(), tx, account("a"), 7, twoRows, "Eve"); !errors.Is(err, optimistic.ErrUnsafe) {
+		t.Errorf("got %v, want ErrUnsafe", err)
+	}
+	if err := tx.Commit(t.Context()); err == nil {
+		t.Error("it can be committed")
+	}
+	w.wantAccount("a", "Ada", 7)
+}
+
+// busyTx has rows open whenever something is executed.
+type busyTx struct {
+	*sql.Tx
+	t *testing.T
+}
+
+func (b *busyTx) ExecContext(ctx context.Context, statement string, args ...any) (sql.Result, error) {
+	rows, err := b.QueryContext(ctx, `select generate_series(1, 1000000)`)
+	if err != nil {
+		return nil, err
+	}
+	b.t.Cleanup(func() { _ = rows.Close() })
+	if !rows.Next() {
+		b.t.Error(rows.Err())
+	}
+	return b.Tx.ExecContext(ctx, statement, args...)
 }
 
 // A statement that has no place for the version is refused by PostgreSQL or by pgx.

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/commitbox/commitbox"
 	"github.com/commitbox/commitbox/internal/check"
@@ -164,9 +165,12 @@ func (r Row) String() string {
 // spoilTimeout bounds the statement that makes a transaction unusable.
 const spoilTimeout = 10 * time.Second
 
-// spoil makes a transaction unusable by a statement that fails. If it cannot be sent, pgx closes the connection.
+// spoil makes a transaction unusable by a statement that fails. Where that does not come to PostgreSQL, because rows are
+// open or the connection is gone, it rolls back.
 func spoil(ctx context.Context, tx pgx.Tx) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), spoilTimeout)
 	defer cancel()
-	_, _ = tx.Exec(ctx, schema.Spoil)
+	if _, err := tx.Exec(ctx, schema.Spoil); !errors.As(err, new(*pgconn.PgError)) {
+		_ = tx.Rollback(ctx) // if it fails too, there is no transaction any more
+	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/commitbox/commitbox"
+	"github.com/commitbox/commitbox/internal/check"
 )
 
 // RetryConfig bounds [Retry]. The zero value is usable.
@@ -73,8 +74,9 @@ type Beginner interface {
 // The error is that of fn or of COMMIT, whatever the reason for the end; after the last attempt it still matches
 // ErrConflict. If ctx ends while Retry waits, it matches ctx.Err too. A panic in fn rolls back and goes on to the caller.
 //
-// Not promised: what became of a COMMIT whose answer was lost. The error is then that of the connection, and the change
-// may have been made. Where that matters, let fn claim the command with inbox.Handle and call Retry again: it runs once.
+// Not promised: what became of a COMMIT whose answer was lost. The error then matches ErrOutcomeUnknown, and fn does not run
+// again. Where that matters, let fn claim the command with inbox.Handle and call Retry again: it runs once. With any other
+// error nothing is committed.
 func Retry[R any](ctx context.Context, db Beginner, cfg RetryConfig, fn func(ctx context.Context, tx pgx.Tx) (R, error)) (R, error) {
 	var none R
 	cfg = cfg.withDefaults()
@@ -112,10 +114,15 @@ func checkCall(db Beginner, noFunc bool) error {
 
 // once runs one transaction.
 func once[R any](ctx context.Context, db Beginner, level pgx.TxIsoLevel, fn func(context.Context, pgx.Tx) (R, error)) (value R, err error) {
+	ran := false
 	err = pgx.BeginTxFunc(ctx, db, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
 		value, err = fn(ctx, tx)
+		ran = err == nil
 		return err
 	})
+	if ran && check.CommitLost(err) {
+		err = fmt.Errorf("optimistic: %w: %w", ErrOutcomeUnknown, err)
+	}
 	return value, err
 }
 

@@ -11,6 +11,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/commitbox/commitbox"
+	"github.com/commitbox/commitbox/inbox"
+	"github.com/commitbox/commitbox/internal/testenv"
 	"github.com/commitbox/commitbox/optimistic"
 )
 
@@ -150,6 +152,50 @@ func retryLeavesNothingBehindAfterAPanic(t *testing.T, w *world) {
 	w.wantAccount("a", "Ada", 7)
 	if n := w.Pool.Stat().AcquiredConns(); n != 0 {
 		t.Errorf("%d connections are not given back", n)
+	}
+}
+
+// The answer to COMMIT is lost: that is told as what it is and not tried again. With the inbox the same command finds out.
+func TestP11_ALostCommitIsUnknownAndNotTriedAgain(t *testing.T) {
+	w := newWorld(t)
+	for name, c := range map[string]struct {
+		cut   func(p *testenv.Proxy, pattern string) <-chan struct{}
+		owner string
+	}{
+		"committed":   {(*testenv.Proxy).CutAfter, "Eve"},
+		"rolled back": {(*testenv.Proxy).CutBefore, "Ada"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := w.reset(t)
+			w.exec(`delete from commitbox.inbox`)
+			proxy := testenv.NewProxy(t, w.URL)
+			conn, err := pgx.Connect(t.Context(), proxy.URL(t, w.URL)+"&default_query_exec_mode=exec") // COMMIT is sent as such
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = conn.Close(context.Background()) })
+			calls := 0
+			change := func(ctx context.Context, tx pgx.Tx) (int64, error) {
+				res, err := inbox.Handle(ctx, tx, inbox.ID{Consumer: "c", Message: "m"}, func(ctx context.Context) (int64, error) {
+					calls++
+					return optimistic.Exec(ctx, tx, account("a"), 7, rename, "Eve")
+				})
+				return res.Value, err
+			}
+			c.cut(proxy, "commit\x00")
+			if _, err := optimistic.Retry(t.Context(), conn, quick, change); !errors.Is(err, optimistic.ErrOutcomeUnknown) || calls != 1 {
+				t.Errorf("%d calls, %v", calls, err)
+			}
+			w.wantAccount("a", c.owner, map[string]int64{"Eve": 8, "Ada": 7}[c.owner])
+			got, err := optimistic.Retry(t.Context(), w.Pool, quick, change)
+			for errors.Is(err, inbox.ErrInProgress) { // the lost transaction is not rolled back yet
+				got, err = optimistic.Retry(t.Context(), w.Pool, quick, change)
+			}
+			if err != nil || got != 8 {
+				t.Errorf("the same command again: version %d, %v", got, err)
+			}
+			w.wantAccount("a", "Eve", 8)
+		})
 	}
 }
 
