@@ -5,6 +5,8 @@ import (
 	"database/sql/driver"
 	"fmt"
 	"reflect"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -101,12 +103,18 @@ func bindOne(types *pgtype.Map, arg any, cast string) (any, error) {
 	return string(text), nil
 }
 
-// castOf returns pgx's name of the type to which the n-th parameter is cast where it stands first with a cast; empty if
-// there is none.
+// castOf returns pgx's name of the type to which the n-th parameter is cast where it stands first with a cast, as $1::type or
+// else as cast($1 as type); empty if there is none.
 func castOf(sql string, n int) string {
-	_, after, found := strings.Cut(sql, "$"+strconv.Itoa(n)+"::")
+	number := strconv.Itoa(n)
+	_, after, found := strings.Cut(sql, "$"+number+"::")
 	if !found {
-		return ""
+		casts := longCast.FindAllStringSubmatchIndex(sql, -1)
+		i := slices.IndexFunc(casts, func(at []int) bool { return sql[at[2]:at[3]] == number })
+		if i < 0 {
+			return ""
+		}
+		after = sql[casts[i][1]:]
 	}
 	end := 0
 	for end < len(after) && (after[end] == '_' || after[end] >= '0' && after[end] <= '9' || after[end]|0x20 >= 'a' && after[end]|0x20 <= 'z') {
@@ -124,6 +132,9 @@ func castOf(sql string, n int) string {
 	}
 	return name
 }
+
+// longCast finds "cast($1 as ".
+var longCast = regexp.MustCompile(`(?i)\bcast\s*\(\s*\$(\d+)\s+as\s+`)
 
 // longNames are the names of types in standard SQL. The longer ones come first.
 var longNames = [...]struct{ first, second, name string }{

@@ -11,6 +11,9 @@
 //   - bun: tx.Tx, the *sql.Tx inside. A bun.Tx formats queries itself and loses their arguments; it is refused with an
 //     *commitbox.InputError.
 //
+// Behind a transaction pooler, such as PgBouncer, the driver must not keep prepared statements: pgx with
+// default_query_exec_mode=exec or simple_protocol, lib/pq as it is, GORM without PrepareStmt.
+//
 // # What is different
 //
 // database/sql shows less of a connection than pgx does, and sends one statement per round trip: a batch is as many round
@@ -59,8 +62,8 @@ type Tx interface {
 //
 // Begin sets a savepoint. SendBatch runs the statements one after the other. A QueryRewriter (pgx.NamedArgs) works, other
 // options of pgx in front of the arguments are ignored. Slices, except of bytes, and maps become text in PostgreSQL's
-// syntax, by their type or by the cast that stands at the parameter ($1::jsonb[]); anything else is given to the driver as
-// it is. Values are read with the types that the driver names; of a type without a name, as text.
+// syntax, by their type or by the cast of the parameter, $1::jsonb[] or cast($1 as jsonb[]); anything else is given to the
+// driver as it is. Values are read with the types that the driver names; of a type without a name, as text.
 //
 // Errors of other drivers than pgx that carry a SQLSTATE are *pgconn.PgError too. After the end of the transaction,
 // everything answers pgx.ErrTxClosed. Not there: CopyFrom and Prepare (errors.ErrUnsupported), LargeObjects (whose methods

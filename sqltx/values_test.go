@@ -67,13 +67,14 @@ func TestValuesComeBack(t *testing.T) {
 		{"smallint[]", []int16{1, -2}},
 		{"bigint[]", []int64{math.MaxInt64}},
 	} {
-		got := reflect.New(reflect.TypeOf(c.in))
-		if err := view.QueryRow(t.Context(), `select $1::`+c.cast, c.in).Scan(got.Interface()); err != nil {
-			t.Errorf("%T as %s: %v", c.in, c.cast, err)
-			continue
-		}
-		if diff := cmp.Diff(c.in, got.Elem().Interface()); diff != "" {
-			t.Errorf("%T as %s:\n%s", c.in, c.cast, diff)
+		for _, statement := range []string{`select $1::` + c.cast, `select CAST ( $1 AS ` + c.cast + `)`} {
+			got := reflect.New(reflect.TypeOf(c.in))
+			if err := view.QueryRow(t.Context(), statement, c.in).Scan(got.Interface()); err != nil {
+				t.Fatalf("%T, %s: %v", c.in, statement, err)
+			}
+			if diff := cmp.Diff(c.in, got.Elem().Interface()); diff != "" {
+				t.Errorf("%T, %s:\n%s", c.in, statement, diff)
+			}
 		}
 	}
 }
