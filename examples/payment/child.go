@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,6 +39,7 @@ const (
 	envName     = "PAYMENT_NAME" // of the exchange, and the prefix of queues
 	envProvider = "PAYMENT_PROVIDER"
 	envCrash    = "PAYMENT_CRASH_AT"
+	envListen   = "PAYMENT_LISTEN" // where the shop listens; empty: anywhere
 )
 
 // child is a component in a process of its own.
@@ -147,7 +149,6 @@ func runChild(ctx context.Context, name string, out io.Writer) error {
 	}
 	if name != shopName {
 		poolConfig.ConnConfig.Tracer = crash
-		poolConfig.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = "2s" // see saga.New
 	}
 	pool, err := pgxpool.NewWithConfig(ctx, poolConfig)
 	if err != nil {
@@ -166,8 +167,8 @@ func runWorker(ctx context.Context, name string, pool *pgxpool.Pool, crash *cras
 	worker, err := saga.New(pool, saga.Config{
 		AMQPURL: os.Getenv("AMQP_URL"), Queue: queues + queueOrders, DeadLetterQueue: queues + queueDead,
 		PaymentsURL: os.Getenv(envProvider), Client: &http.Client{Transport: crash, Timeout: 700 * time.Millisecond},
-		CompleteEvery: 300 * time.Millisecond,
-		Inbox:         inbox.Config{LeaseFor: time.Second, BackoffBase: 50 * time.Millisecond, BackoffMax: 500 * time.Millisecond},
+		CompleteEvery: 300 * time.Millisecond, IdleMax: 2 * time.Second,
+		Inbox: inbox.Config{LeaseFor: time.Second, BackoffBase: 50 * time.Millisecond, BackoffMax: 500 * time.Millisecond},
 	})
 	if err != nil {
 		return err
@@ -190,7 +191,7 @@ func runShop(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error {
 		return err
 	}
 	defer publisher.Close(context.WithoutCancel(ctx))
-	relay, err := outbox.NewRelay(pool, publisher, outbox.RelayConfig{})
+	relay, err := outbox.NewRelay(pool, publisher, outbox.RelayConfig{Lease: 6 * time.Second}) // so that a successor need not wait long
 	if err != nil {
 		return err
 	}
@@ -215,7 +216,7 @@ func ignoreCanceled(err error) error {
 
 // serve tells the parent where, and serves until ctx ends.
 func serve(ctx context.Context, handler http.Handler, out io.Writer) error {
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", cmp.Or(os.Getenv(envListen), "127.0.0.1:0"))
 	if err != nil {
 		return err
 	}

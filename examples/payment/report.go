@@ -25,13 +25,14 @@ type report struct {
 	ends    map[string]tally
 	ledger  provider.Ledger
 	kills   int
+	shops   int // kills of the shop
 	resumed int // orders that needed more than one attempt
 	seconds float64
 	errs    []error
 }
 
 func (d *demo) report(ctx context.Context) (*report, error) {
-	r := &report{ends: map[string]tally{}, kills: d.kills, seconds: time.Since(d.started).Seconds()}
+	r := &report{ends: map[string]tally{}, kills: d.kills, shops: d.shopKills, seconds: time.Since(d.started).Seconds()}
 	if err := r.readLedger(ctx, d); err != nil {
 		return nil, err
 	}
@@ -145,6 +146,7 @@ func (r *report) write(out io.Writer) {
 		fmt.Fprintf(out, "  %-44s %8d %8d %8d\n", row.text, t.orders, t.charges, t.refunds)
 	}
 	fmt.Fprintf(out, "\n  %-44s %8d\n", "workers killed", r.kills)
+	fmt.Fprintf(out, "  %-44s %8d\n", "shop and relay killed", r.shops)
 	fmt.Fprintf(out, "  %-44s %8d\n", "orders that needed more than one attempt", r.resumed)
 	fmt.Fprintf(out, "  %-44s %8d\n", "calls at the payment service", r.ledger.Calls)
 	for _, name := range slices.Sorted(maps.Keys(r.ledger.Faults)) {

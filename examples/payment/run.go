@@ -30,6 +30,11 @@ func run(ctx context.Context, cfg config, out io.Writer) (err error) {
 			return err
 		}
 	}
+	for _, after := range shopKills {
+		if err := d.killShop(ctx, after); err != nil {
+			return err
+		}
+	}
 	if err := d.settle(ctx); err != nil {
 		return err
 	}
@@ -44,14 +49,15 @@ func run(ctx context.Context, cfg config, out io.Writer) (err error) {
 // demo is one run: a database, queues, the payment service and the shop; workers come and go.
 type demo struct {
 	*customers
-	db       *exampledb.DB
-	queues   *queues
-	provider string
-	env      []string
-	children []*child
-	out      io.Writer
-	kills    int
-	started  time.Time
+	db        *exampledb.DB
+	queues    *queues
+	provider  string
+	env       []string
+	children  []*child // the last one is the shop, with the relay
+	out       io.Writer
+	kills     int
+	shopKills int
+	started   time.Time
 }
 
 func open(ctx context.Context, cfg config, out io.Writer) (*demo, error) {
@@ -71,6 +77,7 @@ func open(ctx context.Context, cfg config, out io.Writer) (*demo, error) {
 	if err == nil {
 		d.env = append(d.env, envProvider+"="+d.provider)
 		d.shop, err = d.serve(ctx, shopName)
+		d.env = append(d.env, envListen+"="+strings.TrimPrefix(d.shop, "http://")) // for its successors
 	}
 	if err != nil {
 		return nil, errors.Join(err, d.close())
@@ -168,6 +175,23 @@ func (d *demo) killAt(ctx context.Context, round int, point string) error {
 	}
 	fmt.Fprintf(d.out, "  SIGKILL %2d  %s\n", d.kills, where)
 	return context.Cause(ctx)
+}
+
+// shopKills says how long after a customer has begun to buy the shop and its relay are killed.
+var shopKills = []time.Duration{0, 2 * time.Millisecond, 5 * time.Millisecond, 20 * time.Millisecond}
+
+// killShop kills the API and the relay while a customer buys something. The customer asks again until somebody answers.
+func (d *demo) killShop(ctx context.Context, after time.Duration) error {
+	bought := make(chan error, 1)
+	go func() { bought <- d.buy(ctx, 2) }()
+	time.Sleep(after)
+	shop := len(d.children) - 1
+	d.children[shop].kill()
+	d.children = d.children[:shop]
+	d.shopKills++
+	fmt.Fprintf(d.out, "  SIGKILL %2d  the shop and its relay, %v after a customer came in\n", d.kills+d.shopKills, after)
+	_, err := d.serve(ctx, shopName)
+	return errors.Join(err, <-bought)
 }
 
 // settle lets a last worker finish what the others have left.

@@ -138,10 +138,12 @@ func (w *Worker) keyIsKnown(ctx context.Context, lease *inbox.Lease, name string
 // finish ends the order, tells of it and completes the message, in one transaction.
 func (w *Worker) finish(ctx context.Context, lease *inbox.Lease, end Ended) error {
 	_, err := inbox.CompleteIn(ctx, lease, func(ctx context.Context, tx pgx.Tx) (Ended, error) {
-		if end.Status == Declined {
-			if err := release(ctx, tx, end.OrderID); err != nil {
-				return end, err
-			}
+		stock, err := w.lock(ctx, tx, end.OrderID)
+		if err == nil && end.Status == Declined && stock == stockReserved {
+			err = release(ctx, tx, end.OrderID)
+		}
+		if err != nil {
+			return end, err
 		}
 		tag, err := tx.Exec(ctx, `update orders set status = $2, charge_id = nullif($3, ''), refund_id = nullif($4, '')
 			where id = $1 and status = 'open'`, end.OrderID, end.Status, end.ChargeID, end.RefundID)

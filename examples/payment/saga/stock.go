@@ -4,6 +4,7 @@ import (
 	"context"
 	_ "embed"
 	"fmt"
+	"strconv"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -37,7 +38,7 @@ const (
 // reserve sets the goods aside, or finds that they are sold out.
 func (w *Worker) reserve(ctx context.Context, orderID string) (state string, err error) {
 	err = pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
-		if state, err = lock(ctx, tx, orderID); err != nil || state != stockNone {
+		if state, err = w.lock(ctx, tx, orderID); err != nil || state != stockNone {
 			return err // decided before
 		}
 		enough, err := move(ctx, tx, orderID, moveReserve)
@@ -56,7 +57,7 @@ func (w *Worker) reserve(ctx context.Context, orderID string) (state string, err
 // deduct takes the reserved goods, or finds that they are gone and gives the reservation back.
 func (w *Worker) deduct(ctx context.Context, orderID string) (state string, err error) {
 	err = pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
-		if state, err = lock(ctx, tx, orderID); err != nil || state != stockReserved {
+		if state, err = w.lock(ctx, tx, orderID); err != nil || state != stockReserved {
 			return err // decided before
 		}
 		enough, err := move(ctx, tx, orderID, moveTake)
@@ -78,21 +79,21 @@ func (w *Worker) deduct(ctx context.Context, orderID string) (state string, err 
 	return state, err
 }
 
-// release gives a reservation back.
+// release gives a reservation back, in an order that is locked.
 func release(ctx context.Context, tx pgx.Tx, orderID string) error {
-	state, err := lock(ctx, tx, orderID)
-	if err != nil || state != stockReserved {
-		return err
-	}
 	if _, err := move(ctx, tx, orderID, moveRelease); err != nil {
 		return err
 	}
 	return decide(ctx, tx, orderID, stockReleased)
 }
 
-// lock keeps every other copy of the work out until the transaction ends, and says what was decided before.
-func lock(ctx context.Context, tx pgx.Tx, orderID string) (state string, err error) {
-	err = tx.QueryRow(ctx, `select stock from orders where id = $1 for update`, orderID).Scan(&state)
+// lock keeps every other copy of the work out until the transaction ends, and says what was decided before. A process that
+// then stands still (a suspended machine, a network that swallows packets) would hold the goods of its order, and with them
+// everybody who wants the same, so PostgreSQL is told to end its session after a while.
+func (w *Worker) lock(ctx context.Context, tx pgx.Tx, orderID string) (state string, err error) {
+	idle := strconv.FormatInt(w.cfg.IdleMax.Milliseconds(), 10)
+	err = tx.QueryRow(ctx, `select stock from orders, set_config('idle_in_transaction_session_timeout', $2, true)
+		where id = $1 for update of orders`, orderID, idle).Scan(&state)
 	if err != nil {
 		err = fmt.Errorf("lock order %s: %w", orderID, err)
 	}

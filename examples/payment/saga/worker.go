@@ -26,6 +26,7 @@ type Config struct {
 	Client          *http.Client  // for the payment service; default: a new one
 	KeysFor         time.Duration // how long after the first call a key may be sent again; below what the service keeps it for. Default 23 h
 	CompleteEvery   time.Duration // how often abandoned work is looked for; default 10 s
+	IdleMax         time.Duration // how long a process that stands still may keep goods locked; default 10 s
 	Inbox           inbox.Config  // what suits the service; how often and how long is tried is set here
 }
 
@@ -38,10 +39,6 @@ type Worker struct {
 }
 
 // New checks the configuration.
-//
-// Set idle_in_transaction_session_timeout on the pool's connections, to some seconds. A process that stands still in a
-// transaction (a suspended machine, a network that swallows packets) holds the lock on the goods of its order, and with it
-// everybody who wants the same goods, until PostgreSQL ends its session.
 func New(pool *pgxpool.Pool, cfg Config) (*Worker, error) {
 	if cfg.Client == nil {
 		cfg.Client = &http.Client{}
@@ -51,6 +48,9 @@ func New(pool *pgxpool.Pool, cfg Config) (*Worker, error) {
 	}
 	if cfg.CompleteEvery == 0 {
 		cfg.CompleteEvery = 10 * time.Second
+	}
+	if cfg.IdleMax == 0 {
+		cfg.IdleMax = 10 * time.Second
 	}
 	if cfg.Inbox.Logger == nil {
 		cfg.Inbox.Logger = slog.Default()
