@@ -67,6 +67,25 @@ func TestReadmeHasARowForEachCapability(t *testing.T) {
 	}
 }
 
+// TestReadmeNamesEveryPackage looks for each package of the root module; an example is named by its folder.
+func TestReadmeNamesEveryPackage(t *testing.T) {
+	t.Parallel()
+	stdout, stderr, err := goCommand(t, root, "list", "./...")
+	if err != nil {
+		t.Fatalf("%v\n%s", err, stderr)
+	}
+	readme := readFile(t, "README.md")
+	for _, path := range lines(stdout) {
+		name := strings.TrimPrefix(path, "github.com/commitbox/commitbox/")
+		if example, ok := strings.CutPrefix(name, "examples/"); ok {
+			name, _, _ = strings.Cut(example, "/")
+		}
+		if name != "internal" && !strings.Contains(readme, name+"`") && !strings.Contains(readme, name+"]") {
+			t.Errorf("README.md does not name %s", path)
+		}
+	}
+}
+
 var testName = regexp.MustCompile("`(Test\\w+)`")
 
 // TestReadmeNamesRealTests looks for every test that the README names.
