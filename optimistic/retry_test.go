@@ -29,6 +29,7 @@ func TestRetry(t *testing.T) {
 		"runs again after a failed commit":    retryRunsAgainAfterAFailedCommit,
 		"returns other errors at once":        retryReturnsOtherErrorsAtOnce,
 		"ends with its context":               retryEndsWithItsContext,
+		"knows what it did not send":          retryKnowsWhatItDidNotSend,
 		"leaves nothing behind after a panic": retryLeavesNothingBehindAfterAPanic,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -135,6 +136,19 @@ func retryEndsWithItsContext(t *testing.T, w *world) {
 	if calls != 1 || !errors.Is(err, context.Canceled) || !errors.Is(err, optimistic.ErrConflict) {
 		t.Errorf("%d calls, %v", calls, err)
 	}
+}
+
+// COMMIT is not sent under a context that has ended, so nothing is unknown.
+func retryKnowsWhatItDidNotSend(t *testing.T, w *world) {
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err := optimistic.Retry(ctx, w.Pool, quick, func(ctx context.Context, tx pgx.Tx) (int64, error) {
+		defer cancel()
+		return optimistic.Exec(ctx, tx, account("a"), 7, rename, "Eve")
+	})
+	if !errors.Is(err, context.Canceled) || errors.Is(err, optimistic.ErrOutcomeUnknown) {
+		t.Error(err)
+	}
+	w.wantAccount("a", "Ada", 7)
 }
 
 func retryLeavesNothingBehindAfterAPanic(t *testing.T, w *world) {

@@ -27,7 +27,7 @@ type Config struct {
 	KeysFor         time.Duration // how long after the first call a key may be sent again; below what the service keeps it for. Default 23 h
 	CompleteEvery   time.Duration // how often abandoned work is looked for; default 10 s
 	IdleMax         time.Duration // how long a process that stands still may keep goods locked; default 10 s
-	Inbox           inbox.Config  // what suits the service; how often and how long is tried is set here
+	Inbox           inbox.Config  // what suits the service; how often is tried is set here, so a policy leaves max_attempts alone
 }
 
 // Worker runs the orders of one process. Any number of processes may run at once.
