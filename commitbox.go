@@ -27,7 +27,7 @@ const (
 type Metric struct {
 	Name   string   // such as "commitbox_outbox_published"
 	Kind   Kind     //
-	Unit   string   // "s" for seconds, "1" for counts
+	Unit   string   // "s" for seconds, "By" for bytes, "1" for counts
 	Help   string   // one sentence
 	Labels []string // label names, in the order in which Observe gets their values
 }

@@ -118,6 +118,12 @@ var (
 		nil,
 	}
 
+	TableBytes = &Metric{
+		"commitbox_table_bytes", Gauge, "By",
+		"Size on disk of each table of the library, indexes included, as the last clean-up saw it.",
+		[]string{"table"},
+	}
+
 	ConsumerMessages = &Metric{
 		"commitbox_consumer_messages", Counter, "1",
 		"Deliveries settled at the broker, by consumer and settlement: ack, retry, dead_letter, missing_id, error.",
@@ -156,7 +162,7 @@ var metrics = []*Metric{
 	InboxHandled, InboxSeconds, InboxRetries, InboxExpiredLeases,
 	InboxUnguarded, InboxPolicyVersion, InboxPolicyErrors, CacheLookups, CacheErrors, CacheSeconds, CacheBreakerOpen, ConsumerMessages,
 	SchedulerRuns, SchedulerSeconds, SchedulerLateSeconds, SchedulerMissed, SchedulerErrors,
-	CleanupRows, CleanupRuns, CleanupSeconds,
+	CleanupRows, CleanupRuns, CleanupSeconds, TableBytes,
 }
 
 // Metrics returns everything that the library measures, so that an adapter can make its instruments up front.

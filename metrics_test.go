@@ -28,7 +28,14 @@ func TestMetrics(t *testing.T) {
 		if m.Help == "" || !strings.HasSuffix(m.Help, ".") {
 			t.Errorf("%s: help %q is not a sentence", m.Name, m.Help)
 		}
-		if seconds := strings.HasSuffix(m.Name, "_seconds"); seconds != (m.Unit == "s") || !seconds && m.Unit != "1" {
+		want := "1"
+		switch {
+		case strings.HasSuffix(m.Name, "_seconds"):
+			want = "s"
+		case strings.HasSuffix(m.Name, "_bytes"):
+			want = "By"
+		}
+		if m.Unit != want {
 			t.Errorf("%s has unit %q", m.Name, m.Unit)
 		}
 		if (m.Kind == commitbox.Histogram) != (m.Unit == "s") {

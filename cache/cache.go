@@ -1,9 +1,7 @@
 package cache
 
 import (
-	"bytes"
 	"context"
-	"slices"
 	"sync"
 	"time"
 
@@ -50,13 +48,9 @@ func New(client redis.UniversalClient, c Config) (*Cache, error) {
 	if err := c.check(client); err != nil {
 		return nil, err
 	}
-	secrets := make([][]byte, len(c.Secrets))
-	for i, secret := range c.Secrets {
-		secrets[i] = bytes.Clone(secret)
-	}
 	return &Cache{
 		store:   newStore("cache", client, c.Timeout, &breaker{failuresMax: c.FailuresMax, pause: c.OpenFor}, c.Observer, c.Logger),
-		seal:    sealer{secrets: slices.Clip(secrets), entryMax: c.EntryMax},
+		seal:    newSealer(c.Secrets, c.EntryMax),
 		prefix:  c.Prefix,
 		flights: make(map[flight]*call[found]),
 	}, nil
@@ -72,7 +66,7 @@ func (c *Cache) Get(ctx context.Context, of inbox.Identity, id inbox.ID) (entry 
 	if err := ctx.Err(); err != nil {
 		return entry, false, err
 	}
-	f, err := c.lookUp(ctx, flight{of, key(c.prefix, "entry", id.Key())}).wait(ctx)
+	f, err := c.lookUp(flight{of, key(c.prefix, "entry", id.Key())}).wait(ctx)
 	if err != nil {
 		return entry, false, err
 	}
@@ -80,23 +74,23 @@ func (c *Cache) Get(ctx context.Context, of inbox.Identity, id inbox.ID) (entry 
 	return f.entry, f.reading == hit, nil
 }
 
-// lookUp joins the look-up that is on its way, or starts one. It belongs to none of those who wait for it.
-func (c *Cache) lookUp(ctx context.Context, f flight) *call[found] {
+// lookUp joins the look-up that is on its way, or starts one. It belongs to none of those who wait for it. It asks for one
+// byte more than an entry may have, and never for more.
+func (c *Cache) lookUp(f flight) *call[found] {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if joined := c.flights[f]; joined != nil && !joined.settled() {
 		return joined
 	}
+	answer := redis.NewStringCmd(context.Background(), "getrange", f.key, 0, c.seal.entryMax)
 	var own *call[found]
-	own = start(ctx, c.store, "get", func(ctx context.Context) (found, error) {
-		defer func() {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			if c.flights[f] == own { // another may have taken the place of one that was given up
-				delete(c.flights, f)
-			}
-		}()
-		return c.read(ctx, f)
+	own = send(c.store, c.store.reads, "get", answer, func(err error) (found, error) {
+		c.mu.Lock()
+		if c.flights[f] == own { // another may have taken the place of one that was given up
+			delete(c.flights, f)
+		}
+		c.mu.Unlock()
+		return c.read(f, answer, err)
 	})
 	if !own.settled() {
 		c.flights[f] = own
@@ -104,10 +98,9 @@ func (c *Cache) lookUp(ctx context.Context, f flight) *call[found] {
 	return own
 }
 
-// read asks for one byte more than an entry may have, and never for more.
-func (c *Cache) read(ctx context.Context, f flight) (found, error) {
-	answer := redis.NewStringCmd(ctx, "getrange", f.key, 0, c.seal.entryMax)
-	switch err := c.store.line.send(ctx, answer); {
+// read makes out what the answer is.
+func (c *Cache) read(f flight, answer *redis.StringCmd, err error) (found, error) {
+	switch {
 	case wrongType(err):
 		return found{reading: unreadable}, nil
 	case err != nil:
@@ -141,8 +134,10 @@ func (c *Cache) Put(ctx context.Context, of inbox.Identity, id inbox.ID, entry i
 		c.store.observer.Observe(commitbox.CacheErrors, 1, "put", string(tooLarge))
 		return nil //nolint:nilerr // the table has the row; a copy that is too large is only slower
 	}
-	_, err = do(ctx, c.store, "put", func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, c.store.line.send(ctx, redis.NewStatusCmd(ctx, "set", k, stored, "px", ttl.Milliseconds()))
-	})
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	set := redis.NewStatusCmd(context.Background(), "set", k, stored, "px", ttl.Milliseconds())
+	_, err = send(c.store, c.store.writes, "put", set, func(err error) (struct{}, error) { return struct{}{}, err }).wait(ctx)
 	return err
 }

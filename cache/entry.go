@@ -5,6 +5,8 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/binary"
+	"hash"
+	"sync"
 	"time"
 
 	"github.com/commitbox/commitbox"
@@ -48,8 +50,16 @@ const (
 
 // sealer writes and reads entries.
 type sealer struct {
-	secrets  [][]byte // the first one signs
+	signers  []*signer // the first one signs
 	entryMax int
+}
+
+func newSealer(secrets [][]byte, entryMax int) sealer {
+	s := sealer{entryMax: entryMax}
+	for _, secret := range secrets {
+		s.signers = append(s.signers, newSigner(bytes.Clone(secret)))
+	}
+	return s
 }
 
 // seal returns the stored form of an entry.
@@ -69,7 +79,7 @@ func (s sealer) seal(key string, of inbox.Identity, e inbox.CacheEntry) ([]byte,
 	b = binary.BigEndian.AppendUint64(b, uint64(e.FinishedAt.UnixMicro()))
 	b = append(b, flags(e), byte(len(e.Fingerprint)))
 	b = append(append(b, e.Fingerprint...), e.Result...)
-	copy(b[1:], mac(s.secrets[0], key, b))
+	copy(b[1:], s.signers[0].mac(key, b))
 	return b, nil
 }
 
@@ -115,22 +125,28 @@ func (s sealer) open(key string, of inbox.Identity, stored []byte) (e inbox.Cach
 
 // signed tries every secret.
 func (s sealer) signed(key string, stored []byte) bool {
-	for _, secret := range s.secrets {
-		if hmac.Equal(stored[1:bodyAt], mac(secret, key, stored)) {
+	for _, signer := range s.signers {
+		if hmac.Equal(stored[1:bodyAt], signer.mac(key, stored)) {
 			return true
 		}
 	}
 	return false
 }
 
+// signer makes the MACs of one secret. Its hashes are kept, because one costs more to make than to use.
+type signer struct{ hashes sync.Pool }
+
+func newSigner(secret []byte) *signer {
+	return &signer{sync.Pool{New: func() any { return hmac.New(sha256.New, secret) }}}
+}
+
 // mac covers the key, the version and the body.
-func mac(secret []byte, key string, stored []byte) []byte {
-	h := hmac.New(sha256.New, secret)
-	var head bytes.Buffer
-	head.Write(binary.BigEndian.AppendUint32(nil, uint32(len(key))))
-	head.WriteString(key)
-	head.WriteByte(stored[0])
-	h.Write(head.Bytes())
+func (s *signer) mac(key string, stored []byte) []byte {
+	h := s.hashes.Get().(hash.Hash)
+	defer s.hashes.Put(h)
+	h.Reset()
+	head := binary.BigEndian.AppendUint32(make([]byte, 0, 4+len(key)+1), uint32(len(key)))
+	h.Write(append(append(head, key...), stored[0]))
 	h.Write(stored[bodyAt:])
 	return h.Sum(nil)[:macLen]
 }

@@ -18,6 +18,7 @@ const (
 type line struct {
 	client  redis.UniversalClient
 	timeout time.Duration // of a pipeline
+	alone   bool          // each command goes by itself
 
 	mu      sync.Mutex
 	waiting []passenger
@@ -27,25 +28,29 @@ type line struct {
 // passenger is a command that waits for its answer, which will be in the command itself.
 type passenger struct {
 	command  redis.Cmder
-	answered chan struct{}
+	until    time.Time // nobody waits for it any longer
+	answered func()
 }
 
-// send returns once the command was answered or has failed, or when ctx has ended: then the command is not to be looked at
-// any more, because its answer may still come.
-func (l *line) send(ctx context.Context, command redis.Cmder) error {
-	p := passenger{command, make(chan struct{})}
+// newLine returns a line to one server. A pipeline to the servers of a cluster would wait for the slowest of them, so that
+// one that hangs would hold up what the others answer.
+func newLine(client redis.UniversalClient, timeout time.Duration) *line {
+	_, single := client.(*redis.Client)
+	return &line{client: client, timeout: timeout, alone: !single}
+}
+
+// add sends a command and does not wait: answered is called once, when the command was answered or has failed.
+func (l *line) add(p passenger) {
+	if l.alone {
+		go l.exec([]passenger{p})
+		return
+	}
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.waiting = append(l.waiting, p)
 	if l.open < linesOpen {
 		l.open++
 		go l.run()
-	}
-	l.mu.Unlock()
-	select {
-	case <-p.answered:
-		return command.Err()
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }
 
@@ -74,21 +79,27 @@ func (l *line) next() []passenger {
 	return batch
 }
 
+// exec sends what somebody still waits for: after a pipeline that was stuck, the server is not to be busy with the rest.
 func (l *line) exec(batch []passenger) {
-	ctx, cancel := context.WithTimeout(context.Background(), l.timeout)
+	now := time.Now()
+	ctx, cancel := context.WithDeadline(context.Background(), now.Add(l.timeout))
 	defer cancel()
-	defer func() {
-		for _, p := range batch {
-			close(p.answered)
-		}
-	}()
-	if len(batch) == 1 {
-		_ = l.client.Process(ctx, batch[0].command) // the command has the error
-		return
-	}
 	pipe := l.client.Pipeline()
 	for _, p := range batch {
+		if now.After(p.until) {
+			p.command.SetErr(errBudget)
+			continue
+		}
 		_ = pipe.Process(ctx, p.command)
 	}
-	_, _ = pipe.Exec(ctx) // so have these
+	switch pipe.Len() {
+	case 0:
+	case 1:
+		_ = l.client.Process(ctx, pipe.Cmds()[0]) // the command has the error
+	default:
+		_, _ = pipe.Exec(ctx) // so have these
+	}
+	for _, p := range batch {
+		p.answered()
+	}
 }

@@ -16,7 +16,8 @@ import (
 type store struct {
 	name     string // label of its breaker: cache or lock
 	client   redis.UniversalClient
-	line     *line
+	reads    *line
+	writes   *line // its own, because a refused write makes the client repeat its whole pipeline
 	timeout  time.Duration
 	breaker  *breaker
 	observer commitbox.Observer
@@ -30,7 +31,7 @@ func newStore(name string, client redis.UniversalClient, timeout time.Duration, 
 	if !keepsDeadlines(client) {
 		l.Warn("cache: the redis client has ContextTimeoutEnabled off, so a call that redis does not answer keeps its connection for the whole ReadTimeout")
 	}
-	return &store{name: name, client: client, line: &line{client: client, timeout: timeout}, timeout: timeout, breaker: b, observer: o, logger: l}
+	return &store{name: name, client: client, reads: newLine(client, timeout), writes: newLine(client, timeout), timeout: timeout, breaker: b, observer: o, logger: l}
 }
 
 // keepsDeadlines is true of clients that it does not know.
@@ -46,38 +47,67 @@ func keepsDeadlines(client redis.UniversalClient) bool {
 	return true
 }
 
-// call is one call on its way. It belongs to no caller: those who wait may go, the others still get its outcome.
+// call is one call on its way. It belongs to no caller: those who wait may go, the others still get its outcome. It is
+// settled within the store's time budget, even if no answer comes: the connection that waits for it may heed no deadline.
+// What was sent may still take effect later.
 type call[T any] struct {
-	once  sync.Once
-	done  chan struct{}
-	value T
-	err   error
+	store     *store
+	operation string
+	began     time.Time
+	probe     bool
+	timer     *time.Timer
+	once      sync.Once
+	done      chan struct{}
+	value     T
+	err       error
 }
 
-// start makes a call. It is settled within the store's time budget, even if f does not come back: the connection that f
-// waits on may heed no deadline. What f has sent may still take effect later.
-func start[T any](ctx context.Context, s *store, operation string, f func(context.Context) (T, error)) *call[T] {
-	c := &call[T]{done: make(chan struct{})}
-	began := time.Now()
-	admitted, probe := s.breaker.admit(began)
-	settle := func(value T, err error) {
-		c.once.Do(func() {
-			c.value, c.err = value, s.judge(operation, began, admitted, probe, err)
-			close(c.done)
-		})
-	}
+// newCall returns a call that may be made, or one that is settled because it may not.
+func newCall[T any](s *store, operation string) *call[T] {
+	c := &call[T]{store: s, operation: operation, began: time.Now(), done: make(chan struct{})}
 	var none T
-	if !admitted {
-		settle(none, errOpen)
+	admitted, probe := s.breaker.admit(c.began)
+	if c.probe = probe; !admitted {
+		c.settle(none, errOpen)
+		return c
+	}
+	c.timer = time.AfterFunc(s.timeout, func() { c.settle(none, errBudget) })
+	return c
+}
+
+func (c *call[T]) settle(value T, err error) {
+	c.once.Do(func() {
+		c.value, c.err = value, c.store.judge(c.operation, c.began, c.probe, err)
+		close(c.done)
+	})
+}
+
+// end settles a call that has its answer.
+func (c *call[T]) end(value T, err error) {
+	c.timer.Stop()
+	c.settle(value, err)
+}
+
+// start makes a call in a goroutine of its own.
+func start[T any](ctx context.Context, s *store, operation string, f func(context.Context) (T, error)) *call[T] {
+	c := newCall[T](s, operation)
+	if c.settled() {
 		return c
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.timeout)
-	timer := time.AfterFunc(s.timeout, func() { settle(none, errBudget) })
 	go func() {
 		defer cancel()
-		defer timer.Stop()
-		settle(f(ctx))
+		c.end(f(ctx))
 	}()
+	return c
+}
+
+// send makes a call of one command, which goes with those of other callers. read makes the outcome of its answer.
+func send[T any](s *store, l *line, operation string, command redis.Cmder, read func(error) (T, error)) *call[T] {
+	c := newCall[T](s, operation)
+	if !c.settled() {
+		l.add(passenger{command, c.began.Add(s.timeout), func() { c.end(read(command.Err())) }})
+	}
 	return c
 }
 
@@ -114,13 +144,13 @@ func do[T any](ctx context.Context, s *store, operation string, f func(context.C
 }
 
 // judge reports a call's end, and returns its error as callers see it.
-func (s *store) judge(operation string, began time.Time, admitted, probe bool, err error) error {
+func (s *store) judge(operation string, began time.Time, probe bool, err error) error {
 	f := classify(err)
 	if f != noFault {
 		s.observer.Observe(commitbox.CacheErrors, 1, operation, string(f))
 	}
 	err = explain(operation, f, err)
-	if !admitted {
+	if f == breakerOpen {
 		return err
 	}
 	now := time.Now()

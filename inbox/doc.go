@@ -39,8 +39,8 @@
 // time, a copy of a lost row may be an answer for up to two seconds, or for 15 seconds on a replica that cannot reach the
 // database; then every copy is a miss. A database that is started from a copy of its files or disks has the same identity:
 // call [Policies.RotateCache], or cache_rotate in SQL, before consumers go on. That the log is behind what this process has
-// seen is noticed and then nothing cached is used, but a process that was started after the restore cannot see it. Without
-// Config.Cache this is mode postgres.
+// seen is noticed and then nothing cached is used, but a process that was started after the restore cannot see it. A crash
+// of the server under synchronous_commit = off is such a restore. Without Config.Cache this is mode postgres.
 //
 // # Mode cache: weak
 //
@@ -50,9 +50,10 @@
 // its process dies between its commit and Redis hearing of it, when Redis forgets (a failover, an eviction, a flush, a
 // restart), and when its process stands still for longer than the lease. While Redis does not answer, the policy decides:
 // closed refuses, open runs without a guard and counts it. An error of Redis after the handler has succeeded is none of the
-// handler. [Handle] and leases write their row in this mode too, because the commit is the caller's and because steps and
-// fencing live in the row; they read what Process has finished in Redis, but Process does not read their rows: use one of
-// them for a consumer.
+// handler. When the database is put back to an earlier time, Redis still says that the messages are done whose effects it
+// lost: remove the keys of the guard (PREFIX:guard:*) before consumers go on. [Handle] and leases write their row in this
+// mode too, because the commit is the caller's and because steps and fencing live in the row; they read what Process has
+// finished in Redis, but Process does not read their rows: use one of them for a consumer.
 //
 // # Mode off: none
 //

@@ -2,11 +2,14 @@ package inbox_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/commitbox/commitbox/cache"
 	"github.com/commitbox/commitbox/inbox"
 )
 
@@ -113,4 +116,33 @@ func ExampleRecordFailure() {
 		return inbox.Disposition(err)
 	}
 	_ = consume
+}
+
+// Policies are loaded before the first message and followed beside the consumers. An operator changes them from SQL, or as
+// here from Go.
+func ExamplePolicies() {
+	serve := func(ctx context.Context, pool *pgxpool.Pool, front *cache.Cache, consume func(context.Context, *inbox.Box)) error {
+		policies, err := inbox.NewPolicies(pool, inbox.PoliciesConfig{})
+		if err != nil {
+			return err
+		}
+		if err := policies.Load(ctx); err != nil {
+			return err
+		}
+		following, stop := context.WithCancel(context.WithoutCancel(ctx))
+		ended := make(chan error, 1)
+		go func() { ended <- policies.Run(following) }()
+		box, err := inbox.New(pool, inbox.Config{Policies: policies, Cache: front, Guard: front})
+		if err == nil {
+			consume(ctx, box)
+		}
+		stop() // after the last call of the box
+		return errors.Join(err, <-ended)
+	}
+	change := func(ctx context.Context, policies *inbox.Policies) error {
+		policy := inbox.Policy{Mode: inbox.ModeDouble, Retention: 30 * 24 * time.Hour} // the rest is inherited
+		_, err := policies.Set(ctx, "payments.charge", policy, "duplicates are frequent")
+		return err
+	}
+	_, _ = serve, change
 }

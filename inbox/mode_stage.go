@@ -33,12 +33,13 @@ const (
 // stage says how far the last change of a mode is, for how long ago it was written, whether all replicas work by it and
 // how long a lease of the former mode may last.
 func stage(since time.Duration, followed bool, lease, horizon time.Duration) Stage {
+	overlap := aliveFor + lease // in which the former mode may still finish messages
 	switch {
 	case since < 0:
 		return StageSettled
-	case !followed || since < aliveFor+lease:
+	case !followed || since < overlap:
 		return StageBoth
-	case since < horizon:
+	case since < overlap+horizon:
 		return StageHistory
 	}
 	return StageSettled

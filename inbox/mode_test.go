@@ -42,7 +42,7 @@ func (f *front) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proces
 	}
 }
 
-func newFront(t testing.TB, url string) *front {
+func newFront(t testing.TB, url string, options ...func(*cache.Config)) *front {
 	t.Helper()
 	o, err := redis.ParseURL(url)
 	if err != nil {
@@ -52,13 +52,21 @@ func newFront(t testing.TB, url string) *front {
 	f := &front{client: redis.NewClient(o), prefix: "test-" + rand.Text()}
 	f.client.AddHook(f)
 	t.Cleanup(func() { _ = f.client.Close() })
-	f.Cache, err = cache.New(f.client, cache.Config{
-		Secrets: [][]byte{[]byte("a secret of the tests, 32 bytes.")}, Prefix: f.prefix, Timeout: 2 * time.Second, OpenFor: 50 * time.Millisecond, Logger: quiet,
-	})
+	cfg := frontConfig(f.prefix)
+	for _, option := range options {
+		option(&cfg)
+	}
+	f.Cache, err = cache.New(f.client, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return f
+}
+
+func frontConfig(prefix string) cache.Config {
+	return cache.Config{
+		Secrets: [][]byte{[]byte("a secret of the tests, 32 bytes.")}, Prefix: prefix, Timeout: 2 * time.Second, OpenFor: 50 * time.Millisecond, Logger: quiet,
+	}
 }
 
 // keys counts what is kept.

@@ -75,6 +75,7 @@ func (id ID) Key() string { return escape(id.Consumer, '/') + "|" + escape(id.Me
 func escape(text string, keep ...byte) string {
 	const hex = "0123456789ABCDEF"
 	var out strings.Builder
+	out.Grow(len(text))
 	for i := range len(text) {
 		if c := text[i]; plain(c) || slices.Contains(keep, c) {
 			out.WriteByte(c)

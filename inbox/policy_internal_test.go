@@ -27,8 +27,9 @@ func TestF10_Stage(t *testing.T) {
 		{aliveFor + lease - 1, true, StageBoth},
 		{aliveFor + lease, true, StageHistory},
 		{aliveFor + lease, false, StageBoth},
-		{horizon - 1, true, StageHistory},
-		{horizon, true, StageSettled},
+		{horizon, true, StageHistory}, // of what the former mode finished last
+		{aliveFor + lease + horizon - 1, true, StageHistory},
+		{aliveFor + lease + horizon, true, StageSettled},
 		{100 * horizon, false, StageBoth},
 	} {
 		if got := stage(c.since, c.followed, lease, horizon); got != c.want {

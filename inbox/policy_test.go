@@ -8,9 +8,11 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/commitbox/commitbox"
 	"github.com/commitbox/commitbox/inbox"
+	"github.com/commitbox/commitbox/migrate"
 )
 
 func (w *world) policies(seen *counts) *inbox.Policies {
@@ -261,4 +263,67 @@ func TestB6_B10_CallsWithoutAGuardAreCounted(t *testing.T) {
 	}
 	w.wantEffects(bad, 0)
 	w.wantRow(bad, "", 0)
+}
+
+// What follows the policies works through a transaction pooler and in a schema of another name.
+func TestB6_PoliciesThroughAPoolerAndInAnotherSchema(t *testing.T) {
+	w := newWorld(t)
+	if err := migrate.Up(t.Context(), w.Pool, migrate.Config{Schema: "other"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeSimpleProtocol} {
+		cfg, err := pgxpool.ParseConfig(w.Bouncer(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg.ConnConfig.DefaultQueryExecMode = mode
+		pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, schema := range []string{"commitbox", "other"} {
+			followPolicies(t, w, pool, schema)
+		}
+		pool.Close()
+	}
+}
+
+func followPolicies(t *testing.T, w *world, pool *pgxpool.Pool, schema string) {
+	t.Helper()
+	p, err := inbox.NewPolicies(pool, inbox.PoliciesConfig{Schema: schema, Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- p.Run(ctx) }()
+	for _, mode := range []inbox.Mode{inbox.ModeCache, inbox.ModeDouble} {
+		version, err := p.Set(t.Context(), "c", inbox.Policy{Mode: mode, Lease: 90 * time.Second}, "a reason")
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.within(patience, "the change is followed", func() bool {
+			at, err := p.Get("c")
+			return err == nil && at.Version == version && at.Mode == mode && at.Stage == inbox.StageBoth
+		})
+	}
+	if done, err := p.Forget(t.Context(), "c", "a reason"); err != nil || !done {
+		t.Errorf("forget: %t %v", done, err)
+	}
+	if _, err := p.RotateCache(t.Context(), "a reason"); err != nil {
+		t.Error(err)
+	}
+	w.within(patience, "the end of the change is followed", func() bool {
+		at, err := p.Get("c")
+		return err == nil && at.Stage == inbox.StageSettled
+	})
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	w.exec(`update ` + schema + `.inbox_policy set mode = 'postgres' where consumer = 'c'`)
+	w.exec(`select ` + schema + `.inbox_policy_forget('c')`)
+	if n := one[int](w, `select count(*)::int from `+schema+`.inbox_replica`); n != 0 {
+		t.Errorf("schema %s: %d replicas are left", schema, n)
+	}
 }

@@ -29,6 +29,8 @@ func TestMain(m *testing.M) {
 		stormChild()
 	case "hang":
 		hangChild()
+	case "token":
+		tokenChild()
 	default:
 		testenv.Main(m)
 	}

@@ -99,3 +99,12 @@ select p.consumer, coalesce(extract(epoch from p.retention), 0)::float8 as reten
 -- name: MissingRights :many
 -- What the session's role lacks for a kind of work, as the statements that would grant it. Reads the catalogue only.
 select m::text from commitbox.missing_rights(@kind::text) m;
+
+-- name: CleanupSizes :many
+-- What each table of the schema takes on disk, its indexes, its oversized values and its days included. Locks: none to speak
+-- of. Index: none needed, the catalog has a row per table. A table that is dropped meanwhile counts as nothing.
+select root.relname::text as name, coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint as bytes
+  from pg_catalog.pg_class c join pg_catalog.pg_class root on root.oid = coalesce(pg_partition_root(c.oid), c.oid)
+ where c.relkind = 'r' and c.relnamespace = (select n.relnamespace from pg_catalog.pg_class n where n.oid = 'commitbox.inbox'::regclass)
+ group by root.relname
+ order by root.relname;

@@ -156,6 +156,9 @@ func (r *cleaning) all(ctx context.Context) error {
 	if err := r.remove(ctx, r.tasks(consumers, policies)); err != nil {
 		return err
 	}
+	if err := r.measure(ctx); err != nil {
+		return err
+	}
 	return r.look(ctx, consumers)
 }
 

@@ -130,6 +130,19 @@ func (r *cleaning) odd(format string, args ...any) {
 	r.c.cfg.Logger.Warn("cleanup: rows that are not understood are left", "what", what)
 }
 
+// measure tells the observer how large the tables are.
+func (r *cleaning) measure(ctx context.Context) error {
+	var tables []db.CleanupSizesRow
+	err := r.once(ctx, func(q *db.Queries) (err error) {
+		tables, err = q.CleanupSizes(ctx)
+		return err
+	})
+	for _, t := range tables {
+		r.c.cfg.Observer.Observe(commitbox.TableBytes, float64(t.Bytes), t.Name)
+	}
+	return r.note(ctx, "sizes", err)
+}
+
 // look counts what a run may not touch: leases that nobody brings back, and rows that it does not understand.
 func (r *cleaning) look(ctx context.Context, consumers []string) error {
 	for _, consumer := range consumers {

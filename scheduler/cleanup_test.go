@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/commitbox/commitbox"
 	"github.com/commitbox/commitbox/inbox"
 	"github.com/commitbox/commitbox/internal/db"
 	"github.com/commitbox/commitbox/internal/testenv"
@@ -507,5 +508,30 @@ func TestCleanupConfigNamesEveryBadField(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), field) {
 			t.Errorf("%s is not named: %v", field, err)
 		}
+	}
+}
+
+// A run tells how large each table is, days of kept messages counted with their table, and nothing by any other name.
+func TestA10_CleanupMeasuresTheTables(t *testing.T) {
+	r := newRooms(t)
+	r.fill()
+	r.exec(`insert into commitbox.inbox (consumer, message_id, status, finished_at) select 'c', n || repeat('x', 400), 'completed', now() from generate_series(1, 2000) n`)
+	seen := sizes{}
+	r.clean(r.cleanup(r.Pool, scheduler.CleanupConfig{Observer: seen}))
+	if bytes := seen["inbox"]; bytes < 800_000 || int(bytes) != r.count(`select pg_total_relation_size('commitbox.inbox')`) {
+		t.Errorf("the inbox takes %v bytes", bytes)
+	}
+	want := r.count(`select count(*) from pg_class where relnamespace = 'commitbox'::regnamespace and relkind in ('r', 'p') and not relispartition`)
+	if len(seen) != want || seen["outbox_sent"] == 0 {
+		t.Errorf("%d tables of %d: %v", len(seen), want, seen)
+	}
+}
+
+// sizes is an observer that keeps the size of each table.
+type sizes map[string]float64
+
+func (s sizes) Observe(m *commitbox.Metric, value float64, labels ...string) {
+	if m == commitbox.TableBytes {
+		s[labels[0]] = value
 	}
 }

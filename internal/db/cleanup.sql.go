@@ -259,6 +259,41 @@ func (q *Queries) CleanupSentDays(ctx context.Context) (CleanupSentDaysRow, erro
 	return i, err
 }
 
+const CleanupSizes = `-- name: CleanupSizes :many
+select root.relname::text as name, coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint as bytes
+  from pg_catalog.pg_class c join pg_catalog.pg_class root on root.oid = coalesce(pg_partition_root(c.oid), c.oid)
+ where c.relkind = 'r' and c.relnamespace = (select n.relnamespace from pg_catalog.pg_class n where n.oid = 'commitbox.inbox'::regclass)
+ group by root.relname
+ order by root.relname
+`
+
+type CleanupSizesRow struct {
+	Name  string
+	Bytes int64
+}
+
+// What each table of the schema takes on disk, its indexes, its oversized values and its days included. Locks: none to speak
+// of. Index: none needed, the catalog has a row per table. A table that is dropped meanwhile counts as nothing.
+func (q *Queries) CleanupSizes(ctx context.Context) ([]CleanupSizesRow, error) {
+	rows, err := q.db.Query(ctx, CleanupSizes)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []CleanupSizesRow
+	for rows.Next() {
+		var i CleanupSizesRow
+		if err := rows.Scan(&i.Name, &i.Bytes); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const CleanupTimeouts = `-- name: CleanupTimeouts :exec
 select set_config('statement_timeout', $1::text, true), set_config('lock_timeout', $2::text, true),
        set_config('synchronous_commit', 'off', true)
