@@ -304,8 +304,8 @@ $$;
 
 -- Makes the partitions of today and so many days ahead (UTC), and drops those of days that ended more than keep days ago. The
 -- only way in which partitions come and go; it runs as its owner, so that a relay's role needs no rights on the schema. A
--- partition is made aside and attached, which does not wait for readers; a drop waits for at most 100 ms and is left to
--- the next call otherwise, so that it never stops a relay. Returns how many it made and dropped.
+-- partition is made aside and attached, which does not wait for readers; a drop waits for at most 40 ms, because whoever confirms
+-- waits behind it, and is left to the next call otherwise, so that it never stops a relay. Returns how many it made and dropped.
 -- +goose StatementBegin
 create function commitbox.outbox_sent_days(ahead integer, keep integer, out made integer, out dropped integer)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -329,7 +329,7 @@ begin
             made := made + 1;
         end if;
     end loop;
-    perform set_config('lock_timeout', '100ms', true);
+    perform set_config('lock_timeout', '40ms', true);
     for part in
         select c.relname from pg_inherits i join pg_class c on c.oid = i.inhrelid
          where i.inhparent = 'commitbox.outbox_sent'::regclass and c.relname < 'outbox_sent_' || to_char(today - keep, 'YYYYMMDD')

@@ -62,7 +62,7 @@ revoke execute on function commitbox.inbox_abandon(text, timestamptz, integer), 
 -- as GRANT writes them.
 --
 --   produce  enqueues       relay    runs relays       consume  handles messages, in every mode
---   edit     advances versions of resources            schedule runs jobs       cleanup  cleans up
+--   edit     advances versions of resources            schedule runs jobs       cleanup  cleans up, and reads no content
 --   observe  reads all but payloads, headers, results, keys and error texts
 --   migrate  owns the schema and everything in it, so it has no list
 -- +goose StatementBegin
@@ -94,9 +94,9 @@ language sql stable as $$
         ('edit', 'table', 'resource_version', 'select, insert, update'),
         ('schedule', 'table', 'schedule_job', 'select, insert, update'),
         ('schedule', 'table', 'schedule_status', 'select'),
-        ('cleanup', 'table', 'inbox', 'select, delete, update (trace_id)'),
+        ('cleanup', 'table', 'inbox', 'select (ctid, consumer, status, lease_until, finished_at), delete, update (trace_id)'),
         ('cleanup', 'table', 'inbox_policies', 'select'),
-        ('cleanup', 'table', 'outbox_dead', 'select, delete, update (last_error)'),
+        ('cleanup', 'table', 'outbox_dead', 'select (ctid, discarded_at), delete, update (last_error)'),
         ('cleanup', 'table', 'outbox_channel', 'select'),
         ('cleanup', 'function', 'outbox_sent_days(integer, integer)', 'execute'),
         ('cleanup', 'function', 'inbox_abandon(text, timestamptz, integer)', 'execute'),

@@ -21,9 +21,9 @@
 // commitbox.rights('relay') lists what is granted. commitbox.missing_rights('relay') lists what the session's role lacks, as the
 // statements that would grant it; package rights asks it when a program starts. "drop owned by shop_relay" takes everything back.
 //
-// Whoever cleans up has a role of its own. Row security keeps it from removing anything but completed and dead inbox rows and
-// discarded messages, whatever statement it sends. From then on the tables inbox and outbox_dead can be dumped and copied into
-// by owners and superusers only; other roles notice nothing else.
+// Whoever cleans up has a role of its own, which reads no content. Row security keeps it from removing anything but completed
+// and dead inbox rows and discarded messages, whatever statement it sends. From then on the tables inbox and outbox_dead can
+// be dumped and copied into by owners and superusers only; other roles notice nothing else.
 //
 // Operators have the rights on every table.
 package migrations

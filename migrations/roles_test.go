@@ -127,6 +127,23 @@ func TestP13_ARoleThatCleansUpCannotRemoveWhatIsNotFinished(t *testing.T) {
 	}
 }
 
+// A role that cleans up sees what is over and whose it is, but neither ids nor content.
+func TestARoleThatCleansUpReadsNoContent(t *testing.T) {
+	t.Parallel()
+	d := testenv.Database(t)
+	_, pool := role(t, d, "cleanup", "cleanup")
+	for _, sql := range []string{
+		`select payload from commitbox.inbox`, `select result from commitbox.inbox`, `select message_id from commitbox.inbox`, `select i from commitbox.inbox i`,
+		`delete from commitbox.inbox returning payload`, `select payload from commitbox.outbox_dead`, `select key from commitbox.outbox_dead`,
+		`select 1 from commitbox.outbox_message`, `select 1 from commitbox.outbox_sent`, `select 1 from commitbox.audit`,
+	} {
+		var refused *pgconn.PgError
+		if _, err := pool.Exec(t.Context(), sql); !errors.As(err, &refused) || refused.Code != "42501" {
+			t.Errorf("%s: %v", sql, err)
+		}
+	}
+}
+
 var parameter = regexp.MustCompile(`\$(\d+)`)
 
 // plans explains statements as the pool's role, planned for any arguments.

@@ -168,7 +168,7 @@ func TestH9_DaysComeAndGoWithoutStoppingTheRelay(t *testing.T) {
 		must(t, db.Pool.QueryRow(t.Context(), "select made, dropped from commitbox.outbox_sent_days(7, 2)").Scan(&made, &dropped))
 		return made, dropped
 	}
-	// A reader of an old day: the drop gives up after 100 ms.
+	// A reader of an old day: the drop gives up after 40 ms.
 	reader := begin(t, db)
 	_, err := reader.Exec(t.Context(), "select count(*) from commitbox.outbox_sent_20200101")
 	must(t, err)

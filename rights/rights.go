@@ -4,9 +4,11 @@ package rights
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/commitbox/commitbox/internal/db"
@@ -57,4 +59,21 @@ func Check(ctx context.Context, pool *pgxpool.Pool, schemaName string, works ...
 		return &MissingError{missing}
 	}
 	return nil
+}
+
+// Explain returns err, and if the database has refused something for want of a right (42501), joined with what [Check] says
+// now: for the error of a relay's RunOnce, of inbox.Process, or of whatever else the role does. PostgreSQL itself names the
+// table or function, and not which right to it. With any other err, nil too, it asks nothing.
+//
+// Not promised: a [MissingError] for a right that none of the works needs, such as one on a table of the program's own.
+func Explain(ctx context.Context, pool *pgxpool.Pool, schemaName string, err error, works ...Work) error {
+	var refused *pgconn.PgError
+	if !errors.As(err, &refused) || refused.Code != "42501" {
+		return err
+	}
+	var missing *MissingError
+	if errors.As(Check(ctx, pool, schemaName, works...), &missing) {
+		return errors.Join(err, missing)
+	}
+	return err
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/commitbox/commitbox/internal/db"
 	"github.com/commitbox/commitbox/internal/ownpool"
 	"github.com/commitbox/commitbox/internal/schema"
+	"github.com/commitbox/commitbox/rights"
 )
 
 // Cleanup keeps the tables small: it removes completed and dead inbox rows after their retention, makes failed rows dead that
@@ -57,16 +58,20 @@ func NewCleanup(pool *pgxpool.Pool, cfg CleanupConfig) (*Cleanup, error) {
 
 // Job returns the job that cleans up once an hour, on one of the replicas that run it. Its fields may be changed.
 func (c *Cleanup) Job() Job {
-	return Job{Name: "cleanup", Spec: "17 * * * *", CatchUp: true, Jitter: 5 * time.Minute, Run: func(ctx context.Context, _ Tick) error {
-		_, err := c.RunOnce(ctx)
-		return err
-	}}
+	return Job{
+		Name: "cleanup", Spec: "17 * * * *", CatchUp: true, Jitter: 5 * time.Minute,
+		Timeout: 2*c.cfg.Budget + time.Hour, // completers have the budget too
+		Run: func(ctx context.Context, _ Tick) error {
+			_, err := c.RunOnce(ctx)
+			return err
+		},
+	}
 }
 
 // RunOnce removes what is due, until nothing is left, the budget is used up or ctx ends, and says what it did. A run
 // that finds nothing costs a few statements for each consumer. A failure of one
 // kind of row does not stop the others; the errors are returned together. A *ClockError says that nothing was done because the
-// database's clock cannot be believed.
+// database's clock cannot be believed; a *rights.MissingError names the rights that the role lacks.
 func (c *Cleanup) RunOnce(ctx context.Context) (CleanupReport, error) {
 	if !c.mu.TryLock() {
 		report := CleanupReport{Skipped: true}
@@ -75,7 +80,7 @@ func (c *Cleanup) RunOnce(ctx context.Context) (CleanupReport, error) {
 	}
 	defer c.mu.Unlock()
 	r, start := &cleaning{c: c}, time.Now()
-	err := r.run(ctx)
+	err := rights.Explain(ctx, c.pool, c.cfg.Schema, r.run(ctx), rights.Cleanup)
 	r.report.Took = time.Since(start)
 	c.tell(&r.report, err)
 	return r.report, err

@@ -24,14 +24,15 @@ type CleanupConfig struct {
 	Completers map[string]func(ctx context.Context) (resumed int, err error)
 
 	// Budget is how long a run removes rows; what is left is for the next one. A run does at least one batch that fits into
-	// the timeouts, however short it is. Default 5 min.
+	// the timeouts, however short it is. Default 5 min, at most a day.
 	Budget time.Duration
 	// Batch is how many rows one transaction removes at most. Default 1000, at most 100 000. It is a limit: batches begin with 100,
 	// and are made smaller, down to one row, when one takes longer than 25 ms or runs into a timeout, or else larger.
 	Batch int
 	// Pause is the wait between two batches. Default 20 ms.
 	Pause time.Duration
-	// StatementTimeout and LockTimeout bound each batch in the server, whatever its role's settings are. Defaults 2 s and 100 ms.
+	// StatementTimeout and LockTimeout bound each batch in the server, whatever its role's settings are. Defaults 2 s and
+	// 100 ms, at most a day.
 	StatementTimeout, LockTimeout time.Duration
 
 	Observer commitbox.Observer // default: commitbox.Discard
@@ -79,5 +80,9 @@ func (c *CleanupConfig) check() error {
 	refuse(c.Pause < 0, "Pause", "is negative")
 	refuse(c.StatementTimeout < time.Millisecond, "StatementTimeout", "is shorter than 1 ms")
 	refuse(c.LockTimeout < time.Millisecond, "LockTimeout", "is shorter than 1 ms")
+	const day = 24 * time.Hour // the server counts in milliseconds that fit into 32 bits
+	refuse(c.Budget > day, "Budget", "is longer than a day")
+	refuse(c.StatementTimeout > day, "StatementTimeout", "is longer than a day")
+	refuse(c.LockTimeout > day, "LockTimeout", "is longer than a day")
 	return errors.Join(errs...)
 }

@@ -124,6 +124,33 @@ func TestClaimMovesOn(t *testing.T) {
 	})
 }
 
+// Ticks are spread over the jitter, or over half the time to the next tick, and the delay stands in the row for all to see.
+func TestJitter(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 6, 1, 11, 59, 0, 0, time.UTC)
+	for _, c := range []struct {
+		spec   string
+		random float64
+		want   time.Duration
+	}{{"@hourly", 0, 0}, {"@hourly", 0.5, 5 * time.Minute}, {"* * * * *", 0.5, 15 * time.Second}, {"@every 10s", 0.9, 4500 * time.Millisecond}} {
+		cfg := Config{}.withDefaults()
+		cfg.random = func() float64 { return c.random }
+		j := jobOf(t, Job{Spec: c.spec, Jitter: 10 * time.Minute})
+		p := j.plan(now, &cfg)
+		if got := p.due.Sub(p.tick); got != c.want {
+			t.Errorf("%s, %v: %v after its tick", c.spec, c.random, got)
+		}
+		row := db.ScheduleLookRow{Spec: j.Spec, Zone: j.Zone, Now: p.due.Add(-time.Microsecond), NextTickAt: p.tick, DueAt: p.due}
+		if d := j.decide(&row, false, &cfg); d.do != idle || d.wake != time.Microsecond {
+			t.Errorf("%s: %+v before it is due", c.spec, d)
+		}
+		row.Now = p.due
+		if d := j.decide(&row, false, &cfg); d.do != claim || d.plan.tick.Before(p.tick) {
+			t.Errorf("%s: %+v when it is due", c.spec, d)
+		}
+	}
+}
+
 func TestNewRefuses(t *testing.T) {
 	t.Parallel()
 	_, err := New(nil, []Job{

@@ -141,15 +141,26 @@ func (e *engine) attend(ctx context.Context, j *job, row *db.ScheduleLookRow) (t
 		e.announced[j.Name] = true
 		return d.wake, e.seen(ctx, j, row)
 	case bury:
-		return 0, e.bury(ctx, j, row)
+		return again(e.bury(ctx, j, row))
 	case claim:
 		if !e.mayStart(j) {
 			return e.cfg.Poll, nil
 		}
-		return 0, e.claim(ctx, j, row, d.plan)
+		return again(e.claim(ctx, j, row, d.plan))
 	case adopt, rewind, skip:
 	}
-	return 0, e.move(ctx, j, row, d)
+	return again(e.move(ctx, j, row, d))
+}
+
+// heldPause is how long a row is left alone that another session holds or has just changed.
+const heldPause = 100 * time.Millisecond
+
+// again says when to look at a row again that there was something to do with.
+func again(done bool, err error) (time.Duration, error) {
+	if done {
+		return 0, err
+	}
+	return heldPause, err
 }
 
 // seen tells processes with another timetable, now and then, that this one is there.
@@ -160,7 +171,7 @@ func (e *engine) seen(ctx context.Context, j *job, row *db.ScheduleLookRow) erro
 	return e.queries.ScheduleSeen(ctx, db.ScheduleSeenParams{Name: j.Name, Spec: j.Spec, Zone: j.Zone, AgeSeconds: e.cfg.Poll.Seconds()})
 }
 
-func (e *engine) move(ctx context.Context, j *job, row *db.ScheduleLookRow, d decision) error {
+func (e *engine) move(ctx context.Context, j *job, row *db.ScheduleLookRow, d decision) (bool, error) {
 	missed := int64(0)
 	if d.do == skip {
 		missed = 1
@@ -173,20 +184,20 @@ func (e *engine) move(ctx context.Context, j *job, row *db.ScheduleLookRow, d de
 		e.announced[j.Name] = true
 		e.moved(j, row, d)
 	}
-	return err
+	return n > 0, err
 }
 
-func (e *engine) bury(ctx context.Context, j *job, row *db.ScheduleLookRow) error {
+func (e *engine) bury(ctx context.Context, j *job, row *db.ScheduleLookRow) (bool, error) {
 	n, err := e.queries.ScheduleBury(ctx, db.ScheduleBuryParams{Name: j.Name, Run: row.Runs, GiveBack: j.CatchUp, AttemptsMax: attemptsMax})
 	if n > 0 {
 		e.cfg.Observer.Observe(commitbox.SchedulerRuns, 1, j.Name, died)
 		e.cfg.Logger.Error("scheduler: the process of a run is dead, or was cut off", "job", j.Name, "run", row.Runs)
 	}
-	return err
+	return n > 0, err
 }
 
 // claim takes the tick, if no other process has, and starts its run.
-func (e *engine) claim(ctx context.Context, j *job, row *db.ScheduleLookRow, next plan) error {
+func (e *engine) claim(ctx context.Context, j *job, row *db.ScheduleLookRow, next plan) (bool, error) {
 	e.announced[j.Name] = true
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), statementLimit) // a tick must not be claimed and then not run
 	defer cancel()
@@ -196,10 +207,10 @@ func (e *engine) claim(ctx context.Context, j *job, row *db.ScheduleLookRow, nex
 		Owner: e.cfg.Owner, LeaseSeconds: e.cfg.Lease.Seconds(),
 	})
 	if errors.Is(err, pgx.ErrNoRows) {
-		return nil
+		return false, nil
 	}
 	if err != nil {
-		return err
+		return false, err
 	}
 	e.cfg.Observer.Observe(commitbox.SchedulerLateSeconds, row.Now.Sub(row.DueAt).Seconds(), j.Name)
 	e.started++
@@ -208,7 +219,7 @@ func (e *engine) claim(ctx context.Context, j *job, row *db.ScheduleLookRow, nex
 	e.mu.Unlock()
 	r := &run{engine: e, job: j, claimed: sent, tick: Tick{Job: j.Name, At: row.NextTickAt.In(j.zone), Run: got.Runs, Attempt: int(got.Attempt)}}
 	e.runs.Go(r.do)
-	return nil
+	return true, nil
 }
 
 // mayStart says whether this process has room for a run of the job: none is at work whose lease was lost, and few were

@@ -195,6 +195,80 @@ func TestTheLoopOutlivesTheDatabase(t *testing.T) {
 	}
 }
 
+// A row that somebody holds, as the open transaction of an operator who pauses a job does, delays no other job, and the loop
+// does not spin meanwhile.
+func TestARowThatSomebodyHoldsDelaysNoOtherJob(t *testing.T) {
+	t.Parallel()
+	db := testenv.Database(t)
+	var held, free atomic.Int64
+	_, stop := running(t, db, quiet(), Job{Name: "held", Spec: "@every 100ms", Run: counting(&held)}, Job{Name: "free", Spec: "@every 100ms", Run: counting(&free)})
+	lone := replica(t, db, quiet(), Job{Name: "lone", Spec: yearly, CatchUp: true, Run: nothing})
+	lone.step(t)
+	due(t, db, "lone", time.Hour)
+	eventually(t, "the first runs", func() bool { return held.Load() > 0 && free.Load() > 0 })
+	operator, err := db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer operator.Rollback(context.Background())
+	if _, err := operator.Exec(t.Context(), `select commitbox.schedule_pause('held'), commitbox.schedule_pause('lone')`); err != nil {
+		t.Fatal(err)
+	}
+	before, start := free.Load(), time.Now()
+	eventually(t, "ten more runs of the other job", func() bool { return free.Load() >= before+10 })
+	if took := time.Since(start); took > 2*statementLimit {
+		t.Errorf("ten runs, 100 ms apart, took %v", took)
+	}
+	if wait, err := lone.look(t.Context()); wait <= 0 || err != nil {
+		t.Errorf("looks again after %v, %v", wait, err)
+	}
+	before = held.Load()
+	operator.Rollback(t.Context())
+	eventually(t, "runs of the job that was held", func() bool { return held.Load() > before })
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+// The answer to a claim is lost. The tick is not run, as nobody knows that it is theirs, and shown as died once the lease has
+// ended; a job that catches up runs it then.
+func TestALostAnswerToAClaimIsShown(t *testing.T) {
+	t.Parallel()
+	db := testenv.Database(t)
+	proxy, behind := throughProxy(t, db)
+	behind.URL += "&default_query_exec_mode=exec" // a statement is one message
+	pool, err := pgxpool.New(t.Context(), behind.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	behind.Pool = pool
+	var runs atomic.Int64
+	attempt := 0
+	once := Job{Name: "once", Spec: yearly, Run: counting(&runs)}
+	catches := Job{Name: "catches up", Spec: yearly, CatchUp: true, Run: func(_ context.Context, tick Tick) error { attempt = tick.Attempt; return nil }}
+	for _, job := range []Job{once, catches} {
+		e := replica(t, behind, quiet(), job)
+		e.step(t)
+		due(t, db, job.Name, 0)
+		cut := proxy.CutAfter("ScheduleClaim")
+		if _, err := e.look(t.Context()); err == nil {
+			t.Error("no error of a look that lost its answer")
+		}
+		receive(t, "the cut", cut)
+		<-e.idle()
+		if s := statusOf(t, e.Scheduler, job.Name); s.Runs != 1 || s.Outcome != "running" || runs.Load() != 0 || attempt != 0 {
+			t.Errorf("%+v", s)
+		}
+		eventually(t, "the death of the run", func() bool { return statusOf(t, e.Scheduler, job.Name).Outcome == died })
+		e.step(t)
+		e.step(t)
+	}
+	if runs.Load() != 0 || attempt != 2 {
+		t.Errorf("%d runs, attempt %d of the job that catches up", runs.Load(), attempt)
+	}
+}
+
 // A run that cannot renew is told to stop before its lease ends; another process takes over after it.
 func TestARunWithoutItsLeaseIsStopped(t *testing.T) {
 	t.Parallel()

@@ -55,13 +55,10 @@ func parseSpec(spec string, loc *time.Location) (timetable, error) {
 	if !ok {
 		return nil, &commitbox.InputError{Field: "Spec", Problem: "is not a cron line"}
 	}
-	var table timetable
+	line.Location = time.UTC
+	var table timetable = wallClock{line, loc}
 	if line.Hour&everyHour == everyHour {
-		line.Location = loc
-		table = realTime{line}
-	} else {
-		line.Location = time.UTC
-		table = wallClock{line, loc}
+		table = realTime{line, loc}
 	}
 	if table.next(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)).IsZero() {
 		return nil, &commitbox.InputError{Field: "Spec", Problem: "never comes true"}
@@ -76,9 +73,30 @@ func (e every) next(t time.Time) time.Time { return t.Add(time.Duration(e)) }
 
 // realTime is for lines that match every hour: each hour that passes has its ticks, also the repeated one, and there are
 // none in an hour that is left out.
-type realTime struct{ line *cron.SpecSchedule }
+//
+// It goes from one change of the clock to the next, because the parser's own Next leaves out a whole day whose midnight does not
+// exist, if only some days match.
+type realTime struct {
+	line *cron.SpecSchedule // in UTC
+	zone *time.Location
+}
 
-func (r realTime) next(t time.Time) time.Time { return r.line.Next(t.In(r.line.Location)) }
+func (r realTime) next(t time.Time) time.Time {
+	for since := t; ; {
+		local := since.In(r.zone)
+		_, seconds := local.Zone()
+		_, change := local.ZoneBounds()
+		offset := time.Duration(seconds) * time.Second
+		face := r.line.Next(t.UTC().Add(offset))
+		if face.IsZero() {
+			return face
+		}
+		if at := face.Add(-offset); change.IsZero() || at.Before(change) {
+			return at
+		}
+		since, t = change, change.Add(-time.Nanosecond)
+	}
+}
 
 // wallClock is for lines with fixed hours. The line is followed on a clock that is never changed, and what it shows is
 // then looked up in the zone. That order never goes back, so nothing is left out and nothing comes twice. The parser's own

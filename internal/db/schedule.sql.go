@@ -13,29 +13,33 @@ import (
 )
 
 const ScheduleBury = `-- name: ScheduleBury :execrows
-update commitbox.schedule_job
-   set lease_until = null, finished_at = clock_timestamp(), outcome = 'died', failures = failures + 1,
+with k as materialized (
+    select j.name from commitbox.schedule_job j where j.name = $4 for no key update skip locked
+)
+update commitbox.schedule_job s
+   set lease_until = null, finished_at = clock_timestamp(), outcome = 'died', failures = s.failures + 1,
        error = 'its process ended, or lost touch with the database',
-       next_tick_at = case when $1::boolean and attempt < $2::smallint then tick_at else next_tick_at end,
-       due_at = case when $1::boolean and attempt < $2::smallint then greatest(tick_at, clock_timestamp()) else due_at end
-where name = $3 and runs = $4 and lease_until <= clock_timestamp()
+       next_tick_at = case when $1::boolean and s.attempt < $2::smallint then s.tick_at else s.next_tick_at end,
+       due_at = case when $1::boolean and s.attempt < $2::smallint then greatest(s.tick_at, clock_timestamp()) else s.due_at end
+  from k
+where s.name = k.name and s.runs = $3 and s.lease_until <= clock_timestamp()
 `
 
 type ScheduleBuryParams struct {
 	GiveBack    bool
 	AttemptsMax int16
-	Name        string
 	Run         int64
+	Name        string
 }
 
-// Ends a run whose lease has ended. Primary key; number and lease are compared on the newest version, so a renewal that
-// commits first saves the run, and one process counts the death.
+// Ends a run whose lease has ended. Primary key, skipped if somebody holds the row; number and lease are compared on the
+// newest version, so a renewal that commits first saves the run, and one process counts the death.
 func (q *Queries) ScheduleBury(ctx context.Context, arg ScheduleBuryParams) (int64, error) {
 	result, err := q.db.Exec(ctx, ScheduleBury,
 		arg.GiveBack,
 		arg.AttemptsMax,
-		arg.Name,
 		arg.Run,
+		arg.Name,
 	)
 	if err != nil {
 		return 0, err
@@ -44,14 +48,18 @@ func (q *Queries) ScheduleBury(ctx context.Context, arg ScheduleBuryParams) (int
 }
 
 const ScheduleClaim = `-- name: ScheduleClaim :one
-update commitbox.schedule_job
-   set tick_at = next_tick_at, attempt = case when tick_at = next_tick_at then attempt + 1 else 1 end,
+with k as materialized (
+    select j.name from commitbox.schedule_job j where j.name = $8 for no key update skip locked
+)
+update commitbox.schedule_job s
+   set tick_at = s.next_tick_at, attempt = case when s.tick_at = s.next_tick_at then s.attempt + 1 else 1 end,
        next_tick_at = $1, due_at = $2,
-       runs = runs + 1, owner = $3::text, lease_until = clock_timestamp() + make_interval(secs => $4::float8),
+       runs = s.runs + 1, owner = $3::text, lease_until = clock_timestamp() + make_interval(secs => $4::float8),
        started_at = clock_timestamp(), finished_at = null, outcome = 'running', error = null, seen_at = clock_timestamp()
-where name = $5 and spec = $6 and zone = $7 and next_tick_at = $8
-  and due_at <= clock_timestamp() and lease_until is null and not paused
-returning runs, attempt
+  from k
+where s.name = k.name and s.spec = $5 and s.zone = $6 and s.next_tick_at = $7
+  and s.due_at <= clock_timestamp() and s.lease_until is null and not s.paused
+returning s.runs, s.attempt
 `
 
 type ScheduleClaimParams struct {
@@ -59,10 +67,10 @@ type ScheduleClaimParams struct {
 	DueAt        time.Time
 	Owner        string
 	LeaseSeconds float64
-	Name         string
 	Spec         string
 	Zone         string
 	TickAt       time.Time
+	Name         string
 }
 
 type ScheduleClaimRow struct {
@@ -70,8 +78,9 @@ type ScheduleClaimRow struct {
 	Attempt int16
 }
 
-// Claims a tick: the row moves on to the tick after it. One row by primary key, row lock of one statement. A second
-// claimer waits, sees that the tick has moved, and gets no row; reading first and writing then would let both run. The
+// Claims a tick: the row moves on to the tick after it. One row by primary key. A row that somebody holds is skipped: one
+// loop serves all jobs, and must not wait for an operator's open transaction on one of them. The tick is compared on the
+// locked row, so a second claimer gets no row; reading first and writing then would let both run. The
 // number of the run fences whatever an earlier run still sends. A paused job and one that runs are not claimed.
 func (q *Queries) ScheduleClaim(ctx context.Context, arg ScheduleClaimParams) (ScheduleClaimRow, error) {
 	row := q.db.QueryRow(ctx, ScheduleClaim,
@@ -79,10 +88,10 @@ func (q *Queries) ScheduleClaim(ctx context.Context, arg ScheduleClaimParams) (S
 		arg.DueAt,
 		arg.Owner,
 		arg.LeaseSeconds,
-		arg.Name,
 		arg.Spec,
 		arg.Zone,
 		arg.TickAt,
+		arg.Name,
 	)
 	var i ScheduleClaimRow
 	err := row.Scan(&i.Runs, &i.Attempt)
@@ -191,10 +200,14 @@ func (q *Queries) ScheduleLook(ctx context.Context, names []string) ([]ScheduleL
 }
 
 const ScheduleMove = `-- name: ScheduleMove :execrows
-update commitbox.schedule_job
-   set spec = $1, zone = $2, next_tick_at = $3, due_at = $4, missed = missed + $5::bigint,
+with k as materialized (
+    select j.name from commitbox.schedule_job j where j.name = $9 for no key update skip locked
+)
+update commitbox.schedule_job s
+   set spec = $1, zone = $2, next_tick_at = $3, due_at = $4, missed = s.missed + $5::bigint,
        seen_at = clock_timestamp()
-where name = $6 and spec = $7 and zone = $8 and next_tick_at = $9
+  from k
+where s.name = k.name and s.spec = $6 and s.zone = $7 and s.next_tick_at = $8
 `
 
 type ScheduleMoveParams struct {
@@ -203,15 +216,15 @@ type ScheduleMoveParams struct {
 	NextTickAt time.Time
 	DueAt      time.Time
 	Missed     int64
-	Name       string
 	SeenSpec   string
 	SeenZone   string
 	SeenTickAt time.Time
+	Name       string
 }
 
 // Gives the row another next tick without a run: for another timetable, for ticks that are given up, after a clock that
-// went back. One row by primary key. It compares timetable and tick on the newest version: of several processes one
-// changes the row, the others change nothing.
+// went back. One row by primary key, skipped if somebody holds it. It compares timetable and tick on the newest version: of
+// several processes one changes the row, the others change nothing.
 func (q *Queries) ScheduleMove(ctx context.Context, arg ScheduleMoveParams) (int64, error) {
 	result, err := q.db.Exec(ctx, ScheduleMove,
 		arg.Spec,
@@ -219,10 +232,10 @@ func (q *Queries) ScheduleMove(ctx context.Context, arg ScheduleMoveParams) (int
 		arg.NextTickAt,
 		arg.DueAt,
 		arg.Missed,
-		arg.Name,
 		arg.SeenSpec,
 		arg.SeenZone,
 		arg.SeenTickAt,
+		arg.Name,
 	)
 	if err != nil {
 		return 0, err
@@ -276,25 +289,28 @@ func (q *Queries) ScheduleRenew(ctx context.Context, arg ScheduleRenewParams) (i
 }
 
 const ScheduleSeen = `-- name: ScheduleSeen :exec
-update commitbox.schedule_job set seen_at = clock_timestamp()
-where name = $1 and spec = $2 and zone = $3 and seen_at < clock_timestamp() - make_interval(secs => $4::float8)
+with k as materialized (
+    select j.name from commitbox.schedule_job j where j.name = $4 for no key update skip locked
+)
+update commitbox.schedule_job s set seen_at = clock_timestamp() from k
+where s.name = k.name and s.spec = $1 and s.zone = $2 and s.seen_at < clock_timestamp() - make_interval(secs => $3::float8)
 `
 
 type ScheduleSeenParams struct {
-	Name       string
 	Spec       string
 	Zone       string
 	AgeSeconds float64
+	Name       string
 }
 
 // Says that a process with the row's timetable is alive, so that processes with another one stand by. One row by primary
-// key, HOT; the age is checked again after a wait, so of many replicas one writes per interval.
+// key, HOT, skipped if somebody holds it; the age is checked on the locked row, so of many replicas one writes per interval.
 func (q *Queries) ScheduleSeen(ctx context.Context, arg ScheduleSeenParams) error {
 	_, err := q.db.Exec(ctx, ScheduleSeen,
-		arg.Name,
 		arg.Spec,
 		arg.Zone,
 		arg.AgeSeconds,
+		arg.Name,
 	)
 	return err
 }
