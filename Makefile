@@ -9,6 +9,7 @@ LINT     := $(BIN)/golangci-lint
 SERVICES := $(BIN)/devservices
 SQLC     := go tool -modfile=tools/go.mod sqlc
 ALL      := postgres,redis,rabbitmq,pgbouncer
+EXAMPLES := $(notdir $(patsubst %/main.go,%,$(wildcard examples/*/main.go)))
 POSTGRES_VERSIONS ?= 14 15 16 17 18
 
 export GOLANGCI_LINT_CACHE := $(CURDIR)/.build/lint-cache
@@ -25,6 +26,7 @@ demo: $(SERVICES) ## run the quickstart: ORDERS=1000 (default), BROKER=rabbitmq 
 
 .PHONY: example
 example: $(SERVICES) ## run an example: NAME=idempotent-http, or another folder of examples/
+	@[ -f "examples/$(NAME)/main.go" ] || { echo "NAME must be one of: $(EXAMPLES)"; exit 2; }
 	@go build -o $(BIN)/example-$(NAME) ./examples/$(NAME)
 	@$(SERVICES) run --with postgres,rabbitmq -- sh -c \
 	  'DATABASE_URL="$$COMMITBOX_TEST_POSTGRES" AMQP_URL="$$COMMITBOX_TEST_RABBITMQ" exec $(BIN)/example-$(NAME)'
