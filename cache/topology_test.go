@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"net"
 	"net/url"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -25,24 +28,40 @@ func hostPort(t testing.TB, address string) string {
 }
 
 // node starts a server of a cluster that has no slots yet.
-func node(t testing.TB) (*redis.Client, string) {
+func node(t testing.TB) (client *redis.Client, address, bus string) {
 	t.Helper()
-	s := private(t, "--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
-	return connect(t, s.URL()), hostPort(t, s.URL())
+	bus = busPort(t)
+	s := private(t, "--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port", bus)
+	return connect(t, s.URL()), hostPort(t, s.URL()), bus
+}
+
+// busPort returns a free port on which the nodes of a cluster talk to each other. The one that they take by themselves, 10000
+// above their own, may be that of somebody's outgoing connection.
+func busPort(t testing.TB) string {
+	t.Helper()
+	for range 100 {
+		port := strconv.Itoa(10000 + rand.IntN(5000))
+		if l, err := net.Listen("tcp", "127.0.0.1:"+port); err == nil {
+			must(t, l.Close())
+			return port
+		}
+	}
+	t.Fatal("no port is free")
+	return ""
 }
 
 // cluster starts three masters and returns their clients and addresses.
 func cluster(t testing.TB) (nodes []*redis.Client, addresses []string) {
 	t.Helper()
 	for i := range 3 {
-		client, address := node(t)
+		client, address, bus := node(t)
 		nodes, addresses = append(nodes, client), append(addresses, address)
 		must(t, client.ClusterAddSlotsRange(t.Context(), i*5462, min(i*5462+5461, 16383)).Err())
 		must(t, client.Do(t.Context(), "CLUSTER", "SET-CONFIG-EPOCH", i+1).Err())
-	}
-	for _, address := range addresses[1:] {
-		host, port, _ := strings.Cut(address, ":")
-		must(t, nodes[0].ClusterMeet(t.Context(), host, port).Err())
+		if i > 0 {
+			host, port, _ := strings.Cut(address, ":")
+			must(t, nodes[0].Do(t.Context(), "CLUSTER", "MEET", host, port, bus).Err())
+		}
 	}
 	for _, client := range nodes {
 		eventually(t, func() error {
@@ -103,7 +122,7 @@ func TestCluster(t *testing.T) {
 // TestB5_AClusterThatIsDownIsAway asks a node of a cluster whose slots nobody serves.
 func TestB5_AClusterThatIsDownIsAway(t *testing.T) {
 	t.Parallel()
-	client, _ := node(t)
+	client, _, _ := node(t)
 	o := newCounts()
 	c := open(t, client, observed(o), func(c *cache.Config) { c.FailuresMax, c.OpenFor = 3, 100*time.Millisecond })
 	for range 10 {
