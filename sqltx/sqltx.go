@@ -27,7 +27,7 @@
 //   - A context given to BeginTx rolls the transaction back when it ends, and then the failure of a handler cannot be
 //     recorded in it: inbox.Handle answers ErrUnavailable if its ctx was cancelled too. Begin with
 //     context.WithoutCancel(ctx) to keep that possible.
-//   - The number of rows is all that a command tag holds.
+//   - The number of rows is all that a command tag holds. A driver that does not tell it gets an error: a claim is known by it.
 //   - A connection that breaks may be reported as driver.ErrBadConn and nothing else.
 package sqltx
 
@@ -169,8 +169,8 @@ func (v view) Exec(ctx context.Context, sql string, args ...any) (pgconn.Command
 		return pgconn.CommandTag{}, translate(err)
 	}
 	n, err := result.RowsAffected()
-	if err != nil {
-		n = 0 // the driver does not count the rows of this statement
+	if err != nil { // no row and not known are two things: a claim that wrote none is somebody else's
+		return pgconn.CommandTag{}, fmt.Errorf("sqltx: the driver does not count rows: %w", err)
 	}
 	return tag(n), nil
 }

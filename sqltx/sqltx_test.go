@@ -3,6 +3,7 @@ package sqltx_test
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"io"
 	"slices"
@@ -319,5 +320,25 @@ func TestATransactionOfAnyTypeServes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// uncounted is a driver that does not tell how many rows a statement has written.
+type uncounted struct{ *sql.Tx }
+
+func (u uncounted) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
+	_, err := u.Tx.ExecContext(ctx, query, args...)
+	return driver.ResultNoRows, err
+}
+
+// A first delivery whose claim is not counted must not look like a duplicate: its handler would never run.
+func TestADriverThatDoesNotCountIsRefused(t *testing.T) {
+	db := open(t)
+	tx, _ := begin(t, db)
+	result, err := inbox.Handle(t.Context(), sqltx.From(uncounted{tx}), inbox.ID{Consumer: "c", Message: "m"}, func(context.Context) (inbox.Void, error) {
+		return inbox.Void{}, nil
+	})
+	if err == nil || result.Replayed {
+		t.Errorf("answered %v: %v", result.Outcome, err)
 	}
 }
