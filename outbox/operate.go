@@ -140,7 +140,7 @@ func (o *Operator) atRate(ctx context.Context, rate int, dryRun bool, step func(
 		return 0, &commitbox.InputError{Field: "Rate", Problem: "is negative"}
 	}
 	for started := time.Now(); ; {
-		due := min(int(float64(rate)*(time.Since(started)+stepEvery).Seconds())-done, stepMax)
+		due := int(min(float64(rate)*(time.Since(started)+stepEvery).Seconds()-float64(done), stepMax))
 		if due > 0 || dryRun {
 			n, err := step(due)
 			if done += n; err != nil {
@@ -151,7 +151,7 @@ func (o *Operator) atRate(ctx context.Context, rate int, dryRun bool, step func(
 			}
 		}
 		ahead := time.Duration(done)*time.Second/time.Duration(rate) - time.Since(started)
-		if ahead > 0 && !sleep(ctx, min(ahead, stepEvery)) {
+		if (due <= 0 || ahead > 0) && !sleep(ctx, min(max(ahead, stepEvery/10), stepEvery)) {
 			return done, ctx.Err()
 		}
 	}

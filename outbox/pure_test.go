@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -259,5 +260,26 @@ func TestKindOf(t *testing.T) {
 		if err != nil && want != resultNotTried && !errors.Is(err, boom) {
 			t.Errorf("%v hides its cause", err)
 		}
+	}
+}
+
+// A slow rate waits between its steps, where it can be stopped; no rate is too high.
+func TestOperatorRates(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	started := time.Now()
+	done, err := (&Operator{}).atRate(ctx, 1, false, func(int) (int, error) { return 1, nil })
+	if !errors.Is(err, context.DeadlineExceeded) || done != 0 || time.Since(started) > 700*time.Millisecond {
+		t.Errorf("one per second: %d done, stopped after %v, %v", done, time.Since(started), err)
+	}
+	left := 3 * stepMax
+	done, err = (&Operator{}).atRate(t.Context(), math.MaxInt, false, func(atMost int) (int, error) {
+		time.Sleep(300 * time.Millisecond)
+		n := min(left, atMost)
+		left -= n
+		return n, nil
+	})
+	if err != nil || done != 3*stepMax {
+		t.Errorf("as fast as can be: %d done, %v", done, err)
 	}
 }
