@@ -24,7 +24,7 @@ create domain commitbox.outbox_channel_name as text collate "C" check (octet_len
 create domain commitbox.outbox_topic as text collate "C" check (octet_length(value) between 1 and 255);
 create domain commitbox.outbox_key as text collate "C" check (octet_length(value) between 1 and 512);
 create domain commitbox.outbox_content_type as text check (octet_length(value) between 1 and 255);
-create domain commitbox.outbox_headers as jsonb check (jsonb_typeof(value) = 'object' and not jsonb_path_exists(value, '$.* ? (@.type() != "string")'));
+create domain commitbox.outbox_headers as jsonb check (jsonb_typeof(value) = 'object' and not jsonb_path_exists(value, 'strict $.* ? (@.type() != "string")'));
 create domain commitbox.outbox_position as bigint check (value > 0);
 create domain commitbox.outbox_time as timestamptz check (isfinite(value));
 

@@ -32,7 +32,8 @@ $$;
 -- +goose StatementBegin
 create function commitbox.outbox_revive(at commitbox.outbox_dead) returns boolean language plpgsql as $$
 begin
-    delete from commitbox.outbox_dead d where d.channel = at.channel and d.shard = at.shard and d.id = at.id;
+    delete from commitbox.outbox_dead d
+     where d.channel = at.channel and d.shard = at.shard and d.id = at.id and d.message_id = at.message_id;
     if not found then
         return false;
     end if;
@@ -153,7 +154,7 @@ begin
     end if;
     perform 1 from commitbox.outbox_shard s where s.channel = at.channel and s.shard = at.shard for no key update;
     update commitbox.outbox_dead d set discarded_at = clock_timestamp(), discarded_by = session_user
-     where d.channel = at.channel and d.shard = at.shard and d.id = at.id and d.discarded_at is null;
+     where d.channel = at.channel and d.shard = at.shard and d.id = at.id and d.message_id = at.message_id and d.discarded_at is null;
     if not found then
         return false;
     end if;
@@ -180,7 +181,7 @@ begin
     update commitbox.outbox_blocked b
        set reason = outbox_reblock.to_reason, due_at = case when outbox_reblock.to_reason = 'retry' then clock_timestamp() else 'infinity' end, dead_id = null
      where b.channel = outbox_reblock.channel and b.shard = at and b.key = outbox_reblock.key and (b.reason = outbox_reblock.from_reason
-        or b.reason = 'dead' and not exists (select 1 from commitbox.outbox_dead d where d.channel = b.channel and d.shard = b.shard and d.id = b.dead_id));
+        or b.reason = 'dead' and not exists (select 1 from commitbox.outbox_dead d where d.channel = b.channel and d.shard = b.shard and d.id = b.dead_id and d.key = b.key));
     if not found then
         return false;
     end if;
@@ -230,13 +231,13 @@ declare
 begin
     perform commitbox.outbox_touch(outbox_skip_head.channel, at);
     select d.message_id into head from commitbox.outbox_blocked b
-      join commitbox.outbox_dead d on d.channel = b.channel and d.shard = b.shard and d.id = b.dead_id
+      join commitbox.outbox_dead d on d.channel = b.channel and d.shard = b.shard and d.id = b.dead_id and d.key = b.key
      where b.channel = outbox_skip_head.channel and b.shard = at and b.key = outbox_skip_head.key;
     if head is null then
         with gone as (
             delete from commitbox.outbox_deferred d
-             where d.channel = outbox_skip_head.channel and d.shard = at and d.id = (
-                 select f.id from commitbox.outbox_deferred f
+             where d.channel = outbox_skip_head.channel and d.shard = at and (d.id, d.message_id) = (
+                 select f.id, f.message_id from commitbox.outbox_deferred f
                    join commitbox.outbox_blocked b on b.channel = f.channel and b.shard = f.shard and b.key = f.key and b.reason <> 'dead'
                   where f.channel = outbox_skip_head.channel and f.shard = at and f.key = outbox_skip_head.key order by f.id limit 1)
             returning d.*
@@ -267,7 +268,7 @@ select b.channel, b.key, b.reason, b.since, b.due_at, h.message_id as head, h.to
   from commitbox.outbox_blocked b
   left join lateral (
       select d.message_id, d.topic, d.attempts, d.last_error, d.id from commitbox.outbox_dead d
-       where d.channel = b.channel and d.shard = b.shard and d.id = b.dead_id
+       where d.channel = b.channel and d.shard = b.shard and d.id = b.dead_id and d.key = b.key
       union all
       select d.message_id, d.topic, d.attempts, d.last_error, d.id from commitbox.outbox_deferred d
        where b.reason <> 'dead' and d.channel = b.channel and d.shard = b.shard and d.key = b.key
@@ -304,8 +305,9 @@ $$;
 
 -- Makes the partitions of today and so many days ahead (UTC), and drops those of days that ended more than keep days ago. The
 -- only way in which partitions come and go; it runs as its owner, so that a relay's role needs no rights on the schema. A
--- partition is made aside and attached, which does not wait for readers; a drop waits for at most 40 ms, because whoever confirms
--- waits behind it, and is left to the next call otherwise, so that it never stops a relay. Returns how many it made and dropped.
+-- partition is made aside and attached, which does not wait for readers; a drop is left to the next call if its locks do not
+-- come: the first one waits for at most 40 ms, the others hardly, because relays stand behind all of them. Returns how many
+-- it made and dropped.
 -- +goose StatementBegin
 create function commitbox.outbox_sent_days(ahead integer, keep integer, out made integer, out dropped integer)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -313,6 +315,7 @@ declare
     today date := (statement_timestamp() at time zone 'UTC')::date;
     day   date;
     part  text;
+    wait  text := current_setting('lock_timeout');
 begin
     made := 0;
     dropped := 0;
@@ -341,7 +344,9 @@ begin
         exception when lock_not_available then
             null;
         end;
+        perform set_config('lock_timeout', '1ms', true);
     end loop;
+    perform set_config('lock_timeout', wait, true);
 end
 $$;
 -- +goose StatementEnd

@@ -269,3 +269,33 @@ func TestConcurrentRequeuesOfOneMessage(t *testing.T) {
 		}
 	}
 }
+
+// A server that lost positions draws them again: two dead messages, or two heads, may have one. What is done to one of them
+// leaves the other alone.
+func TestOperatorActionsTellMessagesOfOnePositionApart(t *testing.T) {
+	t.Parallel()
+	db := testenv.Database(t)
+	a, b := uuid.New(), uuid.New()
+	keys := [2]string{"a", one[string](t, db, `select n::text from generate_series(1, 10000) n
+		where commitbox.outbox_shard_of(n::text) = commitbox.outbox_shard_of('a') limit 1`)}
+	bury(t, db, a, keys[0])
+	bury(t, db, b, keys[1])
+	exec(t, db, "update commitbox.outbox_dead set id = 1")
+	const left = "select count(*) from commitbox.outbox_dead where message_id = $1 and discarded_at is null"
+
+	if !one[bool](t, db, "select commitbox.outbox_discard('c', $1)", a) || one[int](t, db, left, b) != 1 {
+		t.Error("the other one was discarded too")
+	}
+	if !requeue(t, db, a) || one[int](t, db, left, b) != 1 {
+		t.Error("the other one went when one was requeued")
+	}
+	exec(t, db, "delete from commitbox.outbox_message")
+	exec(t, db, `insert into commitbox.outbox_blocked (channel, shard, key, due_at, reason)
+		select 'c', commitbox.outbox_shard_of(k), k, now(), 'retry' from unnest($1::text[]) k`, keys)
+	exec(t, db, `insert into commitbox.outbox_deferred (id, created_at, message_id, shard, channel, key, topic, headers, payload)
+		select 2, now(), gen_random_uuid(), commitbox.outbox_shard_of(k), 'c', k, 't', '{}', '' from unnest($1::text[]) k`, keys)
+	exec(t, db, "select commitbox.outbox_skip_head('c', $1)", keys[0])
+	if got := one[string](t, db, "select string_agg(key, ' ') from commitbox.outbox_deferred"); got != keys[1] {
+		t.Errorf("deferred after one head was skipped: %s, want %s", got, keys[1])
+	}
+}

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/commitbox/commitbox"
 	"github.com/commitbox/commitbox/internal/testenv"
 	"github.com/commitbox/commitbox/outbox"
 )
@@ -186,6 +187,8 @@ func TestP8_WritersThatHoldForLongAndALeakedOne(t *testing.T) {
 	p := &recorder{}
 	cfg := brisk()
 	cfg.MaxWriterAge = age
+	passed := new(passedWriters)
+	cfg.Observer = passed
 	start(t, newRelay(t, db.Pool, p, cfg))
 	leaked := begin(t, db)
 	if _, err := outbox.Enqueue(t.Context(), leaked, message("leaked", "leaked")); err != nil {
@@ -226,6 +229,9 @@ func TestP8_WritersThatHoldForLongAndALeakedOne(t *testing.T) {
 		time.Sleep(5 * time.Millisecond)
 	}
 	group.Wait()
+	if n := passed.Load(); n != 1 {
+		t.Errorf("%d writers are passed, want the leaked one", n)
+	}
 	if err := leaked.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -239,5 +245,14 @@ func TestP8_WritersThatHoldForLongAndALeakedOne(t *testing.T) {
 		if diff := cmp.Diff(want, p.payloads(fmt.Sprint("k", k))); diff != "" {
 			t.Errorf("key k%d (-committed +published):\n%s", k, diff)
 		}
+	}
+}
+
+// passedWriters keeps the number of writers that a relay does not wait for any more.
+type passedWriters struct{ atomic.Int64 }
+
+func (w *passedWriters) Observe(m *commitbox.Metric, value float64, _ ...string) {
+	if m == commitbox.OutboxLeakedWriters {
+		w.Store(int64(value))
 	}
 }

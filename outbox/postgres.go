@@ -118,6 +118,7 @@ type postgresLink struct {
 	conn   *pgxpool.Conn
 	q      *db.Queries
 	large  bool // a payload of the last answer was larger than a row's share of the bytes
+	turn   int  // which shard is the first in the next question
 	expect int  // rows of the next answer
 }
 
@@ -167,7 +168,9 @@ func (l *postgresLink) look(ctx context.Context, owner uuid.UUID) (surroundings,
 func (l *postgresLink) poll(ctx context.Context, from []cursor, bytes int64) ([]row, error) {
 	shards, floors, limits := make([]int16, len(from)), make([]int64, len(from)), make([]int32, len(from))
 	most := int64(1)
-	for i, c := range from {
+	l.turn++
+	for i := range from {
+		c := from[(i+l.turn)%len(from)]
 		shards[i], floors[i], limits[i] = c.shard, c.floor, c.limit
 		most += int64(c.limit)
 	}
@@ -427,7 +430,7 @@ func (l *postgresLink) bury(ctx context.Context, q *db.Queries, c *change) error
 	}
 	p := db.BuryMessagesParams{Channel: l.channel}
 	for _, f := range c.buried {
-		p.Shards, p.Ids, p.Errors = append(p.Shards, f.shard), append(p.Ids, f.id), append(p.Errors, f.text)
+		p.Shards, p.Ids, p.Deferred, p.Errors = append(p.Shards, f.shard), append(p.Ids, f.id), append(p.Deferred, f.deferred), append(p.Errors, f.text)
 	}
 	_, err := q.BuryMessages(ctx, p)
 	return err

@@ -168,6 +168,21 @@ func TestA5_AStaleConfirmationRemovesNoNewCopy(t *testing.T) {
 	expect(t, "hot after the confirmation", 0, len(s.poll(t, 10, 1<<20, 0)))
 }
 
+// A server that lost positions draws them again, beside a message that waits in deferred: it does not die with the new one.
+func TestABuriedMessageTakesNoOtherOfItsPositionAlong(t *testing.T) {
+	t.Parallel()
+	db, s, owner := ownedStore(t)
+	s.put(t, "a", "a1")
+	a1 := s.poll(t, 10, 1<<20, 0)[0]
+	_, err := db.Pool.Exec(t.Context(), `insert into commitbox.outbox_deferred (id, created_at, message_id, shard, channel, topic, headers, payload, due_at)
+		select id, created_at, gen_random_uuid(), shard, channel, topic, headers, 'older', now() from commitbox.outbox_message`)
+	must(t, err)
+	_, err = s.link.apply(t.Context(), owner, epochsOf(s.look(t, owner)), change{buried: []failure{{ref: a1.ref, text: "x"}}})
+	must(t, err)
+	expect(t, "hot", 0, len(s.poll(t, 10, 1<<20, 0)))
+	expect(t, "deferred", []string{"older"}, s.due(t))
+}
+
 // A place is where a row lay when it was read. After a rewrite of the table another row may lie there, or none.
 func TestA5_AConfirmationTrustsNoPlace(t *testing.T) {
 	t.Parallel()
@@ -210,6 +225,26 @@ func TestH4_LargePayloadsComeWithinTheBound(t *testing.T) {
 	must(t, s.link.confirm(t.Context(), []confirmation{{rest[0].ref, rest[0].ID, rest[0].place}}, false))
 	expect(t, "the last", []string{"a6"}, texts(s.poll(t, 10, bound, 0)))
 	expect(t, "by the short way next", false, link.large)
+}
+
+// Large messages of one shard, of which each fills an answer, hide those of no other.
+func TestH5_LargeMessagesOfOneShardHideNoOther(t *testing.T) {
+	t.Parallel()
+	_, s, _ := ownedStore(t)
+	const bound = 1 << 10
+	large := strings.Repeat("x", bound)
+	for _, key := range []string{"a", "b", "c"} {
+		s.put(t, key, large, large, large)
+	}
+	seen := map[string]bool{}
+	for range shards {
+		rows := s.poll(t, 10, bound, 0)
+		expect(t, "rows within the bound", 1, len(rows))
+		for _, r := range rows {
+			seen[r.Key] = true
+		}
+	}
+	expect(t, "keys seen", 3, len(seen))
 }
 
 func TestB05_AClaimNeverTakesMoreThanItsShare(t *testing.T) {

@@ -203,6 +203,37 @@ func TestH9_DaysComeAndGoWithoutStoppingTheRelay(t *testing.T) {
 	}
 }
 
+// Days that are read, however many, are left alone after one short wait, in which relays may stand behind the drop.
+func TestH9_DaysThatAreReadAreLeftToTheNextCall(t *testing.T) {
+	t.Parallel()
+	db := testenv.Database(t)
+	const days = 30
+	for day := range days {
+		_, err := db.Pool.Exec(t.Context(), fmt.Sprintf(`create table commitbox.outbox_sent_201901%02d partition of commitbox.outbox_sent
+			for values from ('2019-01-%02d 00:00+00') to ('2019-01-%02d 00:00+00')`, day+1, day+1, day+2))
+		must(t, err)
+	}
+	reader := begin(t, db)
+	_, err := reader.Exec(t.Context(), "select from commitbox.outbox_sent")
+	must(t, err)
+	var dropped int
+	const drop = "select dropped from commitbox.outbox_sent_days(0, 0)"
+	started := time.Now()
+	must(t, db.Pool.QueryRow(t.Context(), drop).Scan(&dropped))
+	if took := time.Since(started); dropped != 0 || took > days*40*time.Millisecond {
+		t.Errorf("with a reader of %d old days: %d dropped in %v", days, dropped, took)
+	}
+	must(t, reader.Rollback(t.Context()))
+	tx := begin(t, db)
+	var before, after string
+	must(t, tx.QueryRow(t.Context(), "show lock_timeout").Scan(&before))
+	must(t, tx.QueryRow(t.Context(), drop).Scan(&dropped))
+	must(t, tx.QueryRow(t.Context(), "show lock_timeout").Scan(&after))
+	if dropped != days || after != before {
+		t.Errorf("without: %d dropped, and lock_timeout is now %s instead of %s", dropped, after, before)
+	}
+}
+
 // A psql session and a Go program enqueue for one key: order holds.
 func TestPsqlAndGoShareAKey(t *testing.T) {
 	t.Parallel()

@@ -95,22 +95,23 @@ from rows from (
 where d.channel = @channel and d.shard = u.shard and d.id = u.id;
 
 -- name: BuryMessages :execrows
--- Declares messages dead, from wherever they are. After the fence. Primary keys, then ctid, as in DeleteConfirmed. The deletes decide: a row that
--- somebody removed meanwhile is not made again.
+-- Declares messages dead, from where they were read: under the fence nobody moves them, and another message may have the same
+-- position in the other table. Primary keys, then ctid, as in DeleteConfirmed. The deletes decide: a row that somebody
+-- removed meanwhile is not made again.
 with u as materialized (
     select x.shard, x.id, x.error
     from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[]), unnest(@errors::text[])) as x (shard, id, error)
 ), hot as (
     delete from commitbox.outbox_message m where m.ctid = any (array(
-        select p.ctid from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[])) as c (shard, id) cross join lateral (
-            select h.ctid from commitbox.outbox_message h where h.channel = @channel and h.shard = c.shard and h.id = c.id limit 1
+        select p.ctid from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[]), unnest(@deferred::boolean[])) as c (shard, id, deferred) cross join lateral (
+            select h.ctid from commitbox.outbox_message h where not c.deferred and h.channel = @channel and h.shard = c.shard and h.id = c.id limit 1
         ) p
     ))
     returning m.id, m.created_at, m.message_id, m.shard, 0 as attempts, m.channel, m.key, m.topic, m.content_type, m.headers, m.payload
 ), deferred as (
     delete from commitbox.outbox_deferred d where d.ctid = any (array(
-        select p.ctid from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[])) as c (shard, id) cross join lateral (
-            select h.ctid from commitbox.outbox_deferred h where h.channel = @channel and h.shard = c.shard and h.id = c.id limit 1
+        select p.ctid from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[]), unnest(@deferred::boolean[])) as c (shard, id, deferred) cross join lateral (
+            select h.ctid from commitbox.outbox_deferred h where c.deferred and h.channel = @channel and h.shard = c.shard and h.id = c.id limit 1
         ) p
     ))
     returning d.id, d.created_at, d.message_id, d.shard, d.attempts, d.channel, d.key, d.topic, d.content_type, d.headers, d.payload

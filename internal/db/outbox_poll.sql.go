@@ -338,8 +338,8 @@ select w.place, w.id, w.created_at, w.message_id, w.shard, coalesce(w.key, '')::
        coalesce(w.content_type, '')::text as content_type, w.headers, w.payload
 from (
     select m.place, m.id, m.created_at, m.message_id, m.shard, m.key, m.topic, m.content_type, m.headers, m.payload,
-           sum(octet_length(m.payload)) over (order by m.n, m.shard rows between unbounded preceding and 1 preceding) as before
-    from rows from (unnest($1::smallint[]), unnest($2::bigint[]), unnest($3::integer[])) as s (shard, floor, row_limit)
+           sum(octet_length(m.payload)) over (order by m.n, s.turn rows between unbounded preceding and 1 preceding) as before
+    from rows from (unnest($1::smallint[]), unnest($2::bigint[]), unnest($3::integer[])) with ordinality as s (shard, floor, row_limit, turn)
     cross join lateral (
         select o.ctid::tid as place, o.id, o.created_at, o.message_id, o.shard, o.key, o.topic, o.content_type, o.headers, o.payload,
                row_number() over (order by o.id) as n
@@ -374,8 +374,9 @@ type PollBoundedRow struct {
 }
 
 // Poll for messages of any size. The running sum bounds the bytes of the whole answer without detoasting, cutting every
-// shard at a prefix: a first row larger than the bound still comes. Who gets at least byte_limit bytes cannot tell whether
-// rows were cut, and must treat every shard as not exhausted.
+// shard at a prefix: a first row larger than the bound still comes. It is that of the first shard given, so the caller
+// begins with another one each time: large messages of one shard would hide the others. Who gets at least byte_limit bytes
+// cannot tell whether rows were cut, and must treat every shard as not exhausted.
 func (q *Queries) PollBounded(ctx context.Context, arg PollBoundedParams) ([]PollBoundedRow, error) {
 	rows, err := q.db.Query(ctx, PollBounded,
 		arg.Shards,

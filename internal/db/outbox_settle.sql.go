@@ -44,15 +44,15 @@ with u as materialized (
     from rows from (unnest($1::smallint[]), unnest($2::bigint[]), unnest($3::text[])) as x (shard, id, error)
 ), hot as (
     delete from commitbox.outbox_message m where m.ctid = any (array(
-        select p.ctid from rows from (unnest($1::smallint[]), unnest($2::bigint[])) as c (shard, id) cross join lateral (
-            select h.ctid from commitbox.outbox_message h where h.channel = $4 and h.shard = c.shard and h.id = c.id limit 1
+        select p.ctid from rows from (unnest($1::smallint[]), unnest($2::bigint[]), unnest($4::boolean[])) as c (shard, id, deferred) cross join lateral (
+            select h.ctid from commitbox.outbox_message h where not c.deferred and h.channel = $5 and h.shard = c.shard and h.id = c.id limit 1
         ) p
     ))
     returning m.id, m.created_at, m.message_id, m.shard, 0 as attempts, m.channel, m.key, m.topic, m.content_type, m.headers, m.payload
 ), deferred as (
     delete from commitbox.outbox_deferred d where d.ctid = any (array(
-        select p.ctid from rows from (unnest($1::smallint[]), unnest($2::bigint[])) as c (shard, id) cross join lateral (
-            select h.ctid from commitbox.outbox_deferred h where h.channel = $4 and h.shard = c.shard and h.id = c.id limit 1
+        select p.ctid from rows from (unnest($1::smallint[]), unnest($2::bigint[]), unnest($4::boolean[])) as c (shard, id, deferred) cross join lateral (
+            select h.ctid from commitbox.outbox_deferred h where c.deferred and h.channel = $5 and h.shard = c.shard and h.id = c.id limit 1
         ) p
     ))
     returning d.id, d.created_at, d.message_id, d.shard, d.attempts, d.channel, d.key, d.topic, d.content_type, d.headers, d.payload
@@ -66,19 +66,22 @@ from gone g join u on u.shard = g.shard and u.id = g.id
 `
 
 type BuryMessagesParams struct {
-	Shards  []int16
-	Ids     []int64
-	Errors  []string
-	Channel string
+	Shards   []int16
+	Ids      []int64
+	Errors   []string
+	Deferred []bool
+	Channel  string
 }
 
-// Declares messages dead, from wherever they are. After the fence. Primary keys, then ctid, as in DeleteConfirmed. The deletes decide: a row that
-// somebody removed meanwhile is not made again.
+// Declares messages dead, from where they were read: under the fence nobody moves them, and another message may have the same
+// position in the other table. Primary keys, then ctid, as in DeleteConfirmed. The deletes decide: a row that somebody
+// removed meanwhile is not made again.
 func (q *Queries) BuryMessages(ctx context.Context, arg BuryMessagesParams) (int64, error) {
 	result, err := q.db.Exec(ctx, BuryMessages,
 		arg.Shards,
 		arg.Ids,
 		arg.Errors,
+		arg.Deferred,
 		arg.Channel,
 	)
 	if err != nil {
