@@ -239,7 +239,7 @@ var wantReportRemoved = int(wantReport.Completed + wantReport.Dead)
 // A run as a role whose statements end after a fraction of a second goes by its own limits, and gets on in any case.
 func TestB50_TheRolesStatementTimeoutStopsNothing(t *testing.T) {
 	r := newRooms(t)
-	const rows = 1000
+	const rows = 400
 	r.completed(rows)
 	r.exec(`create function slow() returns trigger language plpgsql as $$ begin perform pg_sleep(0.0001); return null; end $$;
 		create trigger slow after delete on commitbox.inbox for each row execute function slow()`)
