@@ -42,7 +42,9 @@ type found struct {
 
 // New returns a cache over a client of any kind: single, Sentinel or Cluster. Set the client's ContextTimeoutEnabled;
 // otherwise a call that Redis leaves without an answer keeps its connection for the client's ReadTimeout, though the caller
-// does not wait for it. go-redis writes failed dials to its own logger, which redis.SetLogger replaces.
+// does not wait for it. Set its MaxRetries to -1; otherwise a write that a server refuses which only reads is repeated until
+// the budget is used up, and taken for a server that is away. go-redis writes failed dials to its own logger, which
+// redis.SetLogger replaces.
 func New(client redis.UniversalClient, c Config) (*Cache, error) {
 	c = c.withDefaults()
 	if err := c.check(client); err != nil {
