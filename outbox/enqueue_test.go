@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/commitbox/commitbox"
 	"github.com/commitbox/commitbox/internal/testenv"
@@ -217,5 +218,42 @@ func TestB75_B76_PayloadsReachThePublisherByteForByte(t *testing.T) {
 	eventually(t, "all payloads", func() bool { return len(p.payloads()) >= len(want) })
 	if diff := cmp.Diff(want, p.payloads("k")); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// One message alone takes a statement of its own: it is stored as it is among others, in every mode of pgx.
+func TestOneMessageIsStoredLikeMany(t *testing.T) {
+	t.Parallel()
+	db := testenv.Database(t)
+	full := outbox.Message{
+		Channel: "c", Topic: "tö", Key: "k'\\", ContentType: "a/b", Payload: []byte("\x00\xff\\x41"),
+		Headers: map[string]string{"a": "<&>\u2028\"\\", "é": "\x01"},
+	}
+	const stored = "select jsonb_agg(to_jsonb(m) - 'id' - 'created_at' - 'message_id' - 'shard' order by m.id) from commitbox.outbox_message m where topic = $1"
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+		cfg := db.Pool.Config()
+		cfg.ConnConfig.DefaultQueryExecMode = mode
+		pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+		must(t, err)
+		for _, m := range []outbox.Message{full, {Topic: "bare"}, {Topic: "empty", Payload: []byte{}, Headers: map[string]string{}}} {
+			must(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+				if _, err := outbox.Enqueue(t.Context(), tx, m); err != nil {
+					return err
+				}
+				if _, err := outbox.Enqueue(t.Context(), tx, m, m); err != nil {
+					return err
+				}
+				var rows []map[string]any
+				if err := tx.QueryRow(t.Context(), stored, m.Topic).Scan(&rows); err != nil {
+					return err
+				}
+				if diff := cmp.Diff([]map[string]any{rows[1], rows[2]}, []map[string]any{rows[0], rows[0]}); diff != "" {
+					t.Errorf("%v, topic %s (-many +one):\n%s", mode, m.Topic, diff)
+				}
+				_, err := tx.Exec(t.Context(), "delete from commitbox.outbox_message")
+				return err
+			}))
+		}
+		pool.Close()
 	}
 }
