@@ -9,7 +9,7 @@
 create function commitbox.inbox_abandon(consumer text, as_of timestamptz, at_most integer) returns bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
-    horizon    interval := (select p.abandon_after from commitbox.inbox_policy_of(inbox_abandon.consumer) p);
+    horizon    interval := (select least(p.abandon_after, interval '900 years') from commitbox.inbox_policy_of(inbox_abandon.consumer) p);
     due_before timestamptz := least(statement_timestamp(), inbox_abandon.as_of) - horizon;
     done       bigint;
 begin

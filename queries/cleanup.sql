@@ -91,8 +91,10 @@ select count(*)::bigint from (
 
 -- name: CleanupPolicies :many
 -- How long the rows of each consumer are kept; '*' is for those without a policy of their own. Plain reads of a small table.
--- sound: the checks of the table hold, which a person may have switched off.
-select p.consumer, coalesce(extract(epoch from p.retention), 0)::float8 as retention, coalesce(extract(epoch from p.dead_retention), 0)::float8 as dead_retention,
+-- sound: the checks of the table hold, which a person may have switched off. A retention that means for ever counts as 900
+-- years, before which there are times to compare with.
+select p.consumer, coalesce(least(extract(epoch from p.retention), 900 * 31557600::numeric), 0)::float8 as retention,
+       coalesce(least(extract(epoch from p.dead_retention), 900 * 31557600::numeric), 0)::float8 as dead_retention,
        coalesce(p.retention >= p.retry_horizon and p.dead_retention >= p.retry_horizon and p.abandon_after > interval '0', false)::boolean as sound
   from commitbox.inbox_policies p;
 

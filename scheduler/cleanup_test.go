@@ -213,6 +213,17 @@ func TestF19_EachConsumerHasItsRetention(t *testing.T) {
 	}
 }
 
+// A retention that is meant as for ever keeps the rows, and is no error of every run.
+func TestF19_ForEverIsARetention(t *testing.T) {
+	r := newRooms(t)
+	r.fill()
+	r.exec(`select commitbox.inbox_policy_set('b', '{"retention": "100000 years", "dead_retention": "100000 years", "abandon_after": "100000 years"}')`)
+	got := r.clean(r.cleanup(r.Pool, scheduler.CleanupConfig{}))
+	if !got.Finished || got.Completed != 23 || got.Dead != 11 || got.Abandoned != 12 {
+		t.Errorf("%+v", got)
+	}
+}
+
 // Rows that a person wrote past the checks are reported, and nothing that depends on them is removed.
 func TestF19_RowsWrittenByHandAreReported(t *testing.T) {
 	r := newRooms(t)

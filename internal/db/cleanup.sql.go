@@ -201,7 +201,8 @@ func (q *Queries) CleanupLead(ctx context.Context, idleMilliseconds string) (Cle
 }
 
 const CleanupPolicies = `-- name: CleanupPolicies :many
-select p.consumer, coalesce(extract(epoch from p.retention), 0)::float8 as retention, coalesce(extract(epoch from p.dead_retention), 0)::float8 as dead_retention,
+select p.consumer, coalesce(least(extract(epoch from p.retention), 900 * 31557600::numeric), 0)::float8 as retention,
+       coalesce(least(extract(epoch from p.dead_retention), 900 * 31557600::numeric), 0)::float8 as dead_retention,
        coalesce(p.retention >= p.retry_horizon and p.dead_retention >= p.retry_horizon and p.abandon_after > interval '0', false)::boolean as sound
   from commitbox.inbox_policies p
 `
@@ -214,7 +215,8 @@ type CleanupPoliciesRow struct {
 }
 
 // How long the rows of each consumer are kept; '*' is for those without a policy of their own. Plain reads of a small table.
-// sound: the checks of the table hold, which a person may have switched off.
+// sound: the checks of the table hold, which a person may have switched off. A retention that means for ever counts as 900
+// years, before which there are times to compare with.
 func (q *Queries) CleanupPolicies(ctx context.Context) ([]CleanupPoliciesRow, error) {
 	rows, err := q.db.Query(ctx, CleanupPolicies)
 	if err != nil {
