@@ -17,7 +17,7 @@ func BenchmarkOutboxBlockedKey(b *testing.B) {
 	db := startDatabase(b)
 	pool := db.pool(b, 8)
 	followers := sized(100, 15_000, 100_000)
-	others := 40 * followers
+	others := 60 * followers // 30 s at 200 000 per second for 100 000
 	const free, blocked = "free", "one key blocked"
 	f := interleave(b, min(rounds(b), 3),
 		contender{free, func(b *testing.B) float64 { return drainOthers(b, pool, others, 0) }},
@@ -51,9 +51,9 @@ func (p refusing) Publish(_ context.Context, batch []outbox.Record) []error {
 	return errs
 }
 
-// insertMixed puts one message of the blocked key behind every 40 others.
+// insertMixed puts one message of the blocked key behind every 60 others.
 const insertMixed = `insert into commitbox.outbox_message (message_id, channel, key, topic, content_type, headers, payload)
-	select gen_random_uuid(), 'default', case when n % 41 = 0 then 'blocked' else 'order-' || n % 10000 end, 'orders.paid',
+	select gen_random_uuid(), 'default', case when n % 61 = 0 then 'blocked' else 'order-' || n % 10000 end, 'orders.paid',
 	       'application/json', '{"source":"bench"}', $2
 	  from generate_series(1, $1::integer) n`
 

@@ -139,13 +139,17 @@ func TestH10_AFailoverThatLostDeletesAndPositionsLosesNoMessage(t *testing.T) {
 		want = append(want, fmt.Sprint(i))
 	}
 	exec("create table standby as select id, message_id, channel, key, topic, payload from commitbox.outbox_message order by id limit 8")
-	start(t, newRelay(t, db.Pool, p, brisk()))
+	proxy := testenv.NewProxy(t, db.URL)
+	start(t, newRelay(t, openPool(t, proxy.URL(t, db.URL)), p, brisk()))
 	eventually(t, "ten messages", func() bool { return len(p.payloads()) == 10 && tables(t, db) == settled })
+	proxy.Refuse(true) // nothing but the lost connections tells the relay: it finds the position where it was
+	proxy.Cut()
 	exec(`insert into commitbox.outbox_message (id, message_id, channel, key, topic, payload) select * from standby;
 		select setval('commitbox.outbox_seq', (select max(id) from standby))`)
 	want = append(want, want[:8]...) // the copies
 	enqueue(t, db, message("k", "after"), message("k", "after that"))
 	want = append(want, "after", "after that")
+	proxy.Refuse(false)
 	eventually(t, "the copies, and the new ones behind them", func() bool { return len(p.payloads()) == len(want) })
 	if diff := cmp.Diff(want, p.payloads()); diff != "" {
 		t.Errorf("(-want +published):\n%s", diff)
