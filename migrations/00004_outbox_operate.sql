@@ -275,19 +275,28 @@ select b.channel, b.key, b.reason, b.since, b.due_at, h.message_id as head, h.to
       order by id limit 1
   ) h on true;
 
--- The state of a channel in one row. Messages in hot are counted up to 10 000 in each shard; if one has more, pending is
--- the planner's estimate of the whole table, and pending_exact is false.
+-- The state of a channel in one row. Messages in hot are counted up to 10 000 in each shard; if one has more, pending_exact is
+-- false and pending the larger of what the shards looked at would make of 64, and the planner's count of the whole table. Once
+-- it cannot be exact, counting stops at 30 000: a backlog of millions costs no more than that.
 -- +goose StatementBegin
 create function commitbox.outbox_stats(channel text) returns table (
     pending bigint, pending_exact boolean, oldest_seconds double precision, deferred bigint, blocked_keys bigint, dead bigint, discarded bigint,
     scheduled bigint, relays bigint
 ) language sql stable as $$
-    with hot as (
-        select (select count(*) from (select 1 from commitbox.outbox_message m where m.channel = $1 and m.shard = n limit 10001) x) as rows,
-               (select m.created_at from commitbox.outbox_message m where m.channel = $1 and m.shard = n order by m.id limit 1) as oldest
+    with recursive hot as (
+        select 0 as n, r.rows, r.rows as total, r.rows > 10000 as more
+          from (select count(*) as rows from (select 1 from commitbox.outbox_message m where m.channel = $1 and m.shard = 0 limit 10001) x) r
+        union all
+        select h.n + 1, r.rows, h.total + r.rows, h.more or r.rows > 10000
+          from hot h cross join lateral (
+              select count(*) as rows from (select 1 from commitbox.outbox_message m where m.channel = $1 and m.shard = h.n + 1 limit 10001) x
+          ) r
+         where h.n < 63 and not (h.more and h.total > 30000)
+    ), first as (
+        select (select m.created_at from commitbox.outbox_message m where m.channel = $1 and m.shard = n order by m.id limit 1) as oldest
           from generate_series(0, 63) n
     ), counted as (
-        select sum(rows)::bigint as rows, max(rows) <= 10000 as exact, min(oldest) as oldest from hot
+        select (max(h.total) * 64 / count(*))::bigint as rows, not bool_or(h.more) as exact, (select min(f.oldest) from first f) as oldest from hot h
     )
     select case when c.exact then c.rows
                 else greatest(c.rows, (select k.reltuples::bigint from pg_catalog.pg_class k where k.oid = 'commitbox.outbox_message'::regclass)) end,
