@@ -109,7 +109,7 @@ var (
 	}
 	CleanupRuns = &Metric{
 		"commitbox_cleanup_runs", Counter, "1",
-		"Runs of clean-up, by result: done, budget, skipped, error.",
+		"Runs of clean-up, by result: done, budget, skipped, refused (because of a clock), error.",
 		[]string{"result"},
 	}
 	CleanupSeconds = &Metric{

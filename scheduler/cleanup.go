@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -36,9 +35,13 @@ type Cleanup struct {
 	clock  clockGuard
 	now    func() time.Time
 
+	progress time.Duration // from one line in the log to the next
+
 	mu    sync.Mutex // a run
 	sizes map[string]*batchSize
 	next  string // the task that the last run would have gone on with
+
+	waiting map[string]<-chan completed // completers that did not return when their time was up
 }
 
 // NewCleanup returns a Cleanup. It sends nothing; its error names every field that is wrong.
@@ -53,7 +56,11 @@ func NewCleanup(pool *pgxpool.Pool, cfg CleanupConfig) (*Cleanup, error) {
 	}
 	name, err := schema.Parse(cfg.Schema)
 	cfg.Completers = maps.Clone(cfg.Completers)
-	return &Cleanup{pool: pool, cfg: cfg, schema: name, now: time.Now, sizes: map[string]*batchSize{}}, err
+	born := time.Now()
+	return &Cleanup{
+		pool: pool, cfg: cfg, schema: name, clock: clockGuard{born: reading{born.Round(0), born}}, now: time.Now, sizes: map[string]*batchSize{},
+		progress: progressEvery, waiting: map[string]<-chan completed{},
+	}, err
 }
 
 // Job returns the job that cleans up once an hour, on one of the replicas that run it. Its fields may be changed.
@@ -165,19 +172,6 @@ func (r *cleaning) all(ctx context.Context) error {
 		return err
 	}
 	return r.look(ctx, consumers)
-}
-
-// resume calls the completers.
-func (r *cleaning) resume(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, r.c.cfg.Budget)
-	defer cancel()
-	for _, consumer := range slices.Sorted(maps.Keys(r.c.cfg.Completers)) {
-		done, err := r.c.cfg.Completers[consumer](ctx)
-		r.report.Resumed += done
-		if err != nil {
-			r.errs = append(r.errs, fmt.Errorf("completer of %s: %w", consumer, err))
-		}
-	}
 }
 
 // note keeps the error of one part, or returns it if nothing can go on after it.

@@ -20,12 +20,12 @@ const (
 type ClockError struct {
 	Database time.Time     // what the database's clock said
 	Offset   time.Duration // how far it is ahead of this process's clock; negative: behind
-	Leap     time.Duration // how far it went past the monotonic clock since the last run; 0 in the first one
+	Leap     time.Duration // how far it went past the monotonic clock since the last run; in the first one, how far this process's clock did
 }
 
 func (e *ClockError) Error() string {
 	if e.Leap > clockLeapMax {
-		return fmt.Sprintf("cleanup: refused: the database's clock leapt by %v since the last run, to %s: check it, then confirm it with ConfirmClock",
+		return fmt.Sprintf("cleanup: refused: the clock leapt by %v since the last run, to %s: check it, then confirm the database's with ConfirmClock",
 			e.Leap.Round(time.Second), e.Database.Format(time.RFC3339))
 	}
 	return fmt.Sprintf("cleanup: refused: the database's clock (%s) is %v off this process's: set the wrong one right, or confirm the database's with ConfirmClock",
@@ -40,6 +40,8 @@ func (r reading) offset() time.Duration { return r.database.Sub(r.process.Round(
 
 // clockGuard decides whether the database's clock may be believed. Its zero value has seen nothing.
 type clockGuard struct {
+	born reading // when the process began: what its wall clock said, in place of the database's; zero: not known
+
 	mu        sync.Mutex
 	last      *reading      // the last one that was believed
 	confirmed time.Duration // the offset that a person has confirmed
@@ -50,8 +52,11 @@ func (g *clockGuard) admit(now reading) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	refusal := &ClockError{Database: now.database, Offset: now.offset()}
-	if g.last != nil {
+	switch {
+	case g.last != nil:
 		refusal.Leap = now.database.Sub(g.last.database) - now.process.Sub(g.last.process)
+	case !g.born.process.IsZero(): // nothing to compare with; but what moved both wall clocks has moved this process's too
+		refusal.Leap = now.process.Round(0).Sub(g.born.database) - now.process.Sub(g.born.process)
 	}
 	off := min(refusal.Offset.Abs(), (refusal.Offset - g.confirmed).Abs())
 	if off > clockOffsetMax || refusal.Leap > clockLeapMax {

@@ -61,6 +61,26 @@ func TestClockGuard(t *testing.T) {
 	}
 }
 
+// The first run of a process has no reading to compare with. What moved the wall clock of its machine, from which the database may have
+// its time too, is seen all the same.
+func TestClockGuardOfAFirstRun(t *testing.T) {
+	t.Parallel()
+	start := time.Now()
+	for leap, refused := range map[time.Duration]bool{0: false, 4 * time.Minute: false, 6 * time.Minute: true, 30 * 24 * time.Hour: true, -time.Hour: false} {
+		g := clockGuard{born: reading{start.Round(0).Add(-leap), start}}
+		now := at(start, time.Minute, 0)
+		for range 2 {
+			if err := g.admit(now); (err != nil) != refused || refused && !strings.Contains(err.Error(), "leapt by "+leap.String()) {
+				t.Errorf("a leap by %v: %v", leap, err)
+			}
+		}
+		g.confirm(now)
+		if err := g.admit(at(start, time.Hour, 0)); err != nil {
+			t.Errorf("a leap by %v, confirmed: %v", leap, err)
+		}
+	}
+}
+
 func containsAny(text, wanted string) bool {
 	for want := range strings.SplitSeq(wanted, "|") {
 		if strings.Contains(text, want) {
@@ -102,12 +122,17 @@ func TestB69_CleanupCountsByTheDatabasesClock(t *testing.T) {
 func TestCleanupRefusesAClockThatItCannotBelieve(t *testing.T) {
 	t.Parallel()
 	d, c := old(t, -2*time.Hour)
+	var seen counts
+	c.cfg.Observer = &seen
 	for range 2 {
 		report, err := c.RunOnce(t.Context())
 		var refusal *ClockError
 		if !errors.As(err, &refusal) || refusal.Offset < time.Hour || report.Completed != 0 {
 			t.Fatalf("%+v, %v", report, err)
 		}
+	}
+	if n := seen.get("commitbox_cleanup_runs refused"); n != 2 {
+		t.Errorf("%v refusals are counted", n)
 	}
 	if err := c.ConfirmClock(t.Context()); err != nil {
 		t.Fatal(err)

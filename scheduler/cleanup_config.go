@@ -19,7 +19,8 @@ type CleanupConfig struct {
 	Discarded time.Duration
 
 	// Completers bring back the expired leases of a consumer, usually with inbox.Resume, and return how many runs went
-	// well. They are called at the start of a run, one after the other, and have Budget in all. The leases of a consumer
+	// well. They are called at the start of a run, one after the other, and have Budget in all; one that
+	// fails, panics or does not return keeps nothing from being removed. The leases of a consumer
 	// without one are counted and logged.
 	Completers map[string]func(ctx context.Context) (resumed int, err error)
 
@@ -52,6 +53,7 @@ func (c *CleanupConfig) fill() {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
+	c.Observer = careful{c.Observer, c.Logger}
 }
 
 func fill[T comparable](field *T, standard T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -250,7 +251,7 @@ func TestB50_TheRolesStatementTimeoutStopsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer pool.Close()
-	var slowest time.Duration
+	var inserts []time.Duration
 	stop := make(chan struct{})
 	var group sync.WaitGroup
 	group.Go(func() {
@@ -262,7 +263,7 @@ func TestB50_TheRolesStatementTimeoutStopsNothing(t *testing.T) {
 			}
 			start := time.Now()
 			r.exec(`insert into commitbox.inbox (consumer, message_id, status, finished_at) values ('a', $1, 'completed', clock_timestamp())`, fmt.Sprint("new", n))
-			slowest = max(slowest, time.Since(start))
+			inserts = append(inserts, time.Since(start))
 		}
 	})
 	c := r.cleanup(pool, scheduler.CleanupConfig{Batch: 5000, Budget: 300 * time.Millisecond})
@@ -276,5 +277,10 @@ func TestB50_TheRolesStatementTimeoutStopsNothing(t *testing.T) {
 	}
 	close(stop)
 	group.Wait()
-	t.Logf("%d runs; the slowest insert took %v", runs, slowest)
+	slices.Sort(inserts)
+	p99 := inserts[len(inserts)*99/100]
+	t.Logf("%d runs; p99 of %d inserts: %v", runs, len(inserts), p99)
+	if p99 > 500*time.Millisecond {
+		t.Errorf("p99 of an insert: %v", p99)
+	}
 }

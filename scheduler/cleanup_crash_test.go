@@ -3,6 +3,7 @@ package scheduler_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"sync"
@@ -66,31 +67,39 @@ func (c *mortalConn) Write(b []byte) (int, error) {
 // A cleaner that dies at any statement leaves no lock, no open transaction and no row in between: the next one finishes what
 // was begun, and the end is the same.
 func TestP13_ACleanerMayDieAtEveryStatement(t *testing.T) {
+	// To die right after message n and right before n+1 leaves the same, so odd numbers of both are every place there is.
+	step := 2
+	if os.Getenv("COMMITBOX_SOAK") != "" {
+		step = 1
+	}
+	const parts = 3 // at once, because most of the time is spent waiting
 	for name, after := range map[string]bool{"before the server gets it": false, "before the answer comes": true} {
-		t.Run(name, func(t *testing.T) {
-			r := newRooms(t)
-			r.exec(`select commitbox.outbox_sent_days(7, 0)`)
-			// To die right after message n and right before n+1 leaves the same, so odd numbers of both are every place there is.
-			step, survived := 2, false
-			if os.Getenv("COMMITBOX_SOAK") != "" {
-				step = 1
-			}
-			for n := 1; !survived; n += step {
-				r.fill()
-				m := &mortal{after: after, left: n}
-				survived = r.dieAt(m)
-				r.checkNothingIsHeld()
-				second := r.cleanup(r.Pool, scheduler.CleanupConfig{})
-				eventually(t, "the end of the dead one's sessions", func() bool { return !r.clean(second).Skipped })
-				r.checkLeft()
-				if t.Failed() {
-					t.Fatalf("died at message %d", n)
-				}
-				if survived && n < 30 {
-					t.Errorf("a run has only %d messages", n)
-				}
-			}
-		})
+		for part := range parts {
+			t.Run(fmt.Sprint(name, ", part ", part), func(t *testing.T) {
+				newRooms(t).dieFrom(1+part*step, parts*step, after)
+			})
+		}
+	}
+}
+
+// dieFrom lets cleaners die at their n-th message, and at every one that is so many steps later.
+func (r *rooms) dieFrom(n, step int, after bool) {
+	r.t.Helper()
+	r.exec(`select commitbox.outbox_sent_days(7, 0)`)
+	for survived := false; !survived; n += step {
+		r.fill()
+		m := &mortal{after: after, left: n}
+		survived = r.dieAt(m)
+		r.checkNothingIsHeld()
+		second := r.cleanup(r.Pool, scheduler.CleanupConfig{})
+		eventually(r.t, "the end of the dead one's sessions", func() bool { return !r.clean(second).Skipped })
+		r.checkLeft()
+		if r.t.Failed() {
+			r.t.Fatalf("died at message %d", n)
+		}
+		if survived && n < 30 {
+			r.t.Errorf("a run has only %d messages", n)
+		}
 	}
 }
 

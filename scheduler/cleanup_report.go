@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"errors"
 	"log/slog"
 	"time"
 
@@ -65,7 +66,11 @@ func (r CleanupReport) LogValue() slog.Value {
 // tell logs and measures how a run ended.
 func (c *Cleanup) tell(r *CleanupReport, err error) {
 	result := "done"
+	var refusal *ClockError
 	switch {
+	case errors.As(err, &refusal):
+		result = "refused"
+		c.cfg.Logger.Error("cleanup: refused, nothing was removed", "error", err, "database", refusal.Database, "offset", refusal.Offset, "leap", refusal.Leap)
 	case err != nil:
 		result = "error"
 		c.cfg.Logger.Error("cleanup: ended with an error", "report", r, "error", err)
@@ -74,7 +79,7 @@ func (c *Cleanup) tell(r *CleanupReport, err error) {
 		c.cfg.Logger.Info("cleanup: another cleaner is at work")
 	case !r.Finished:
 		result = "budget"
-		c.cfg.Logger.Info("cleanup: the budget is used up, the next run goes on", "report", r)
+		c.cfg.Logger.Info("cleanup: the budget is used up, the next run goes on", "report", r, "with", c.next)
 	default:
 		c.cfg.Logger.Info("cleanup: done", "report", r)
 	}

@@ -100,7 +100,7 @@ func (r *cleaning) remove(ctx context.Context, tasks []*task) error {
 			r.c.next = tasks[0].name()
 			return nil
 		}
-		if time.Since(told) > progressEvery {
+		if time.Since(told) > r.c.progress {
 			told = time.Now()
 			r.c.cfg.Logger.Info("cleanup: goes on", "report", r.report)
 		}

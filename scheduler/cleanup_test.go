@@ -206,9 +206,9 @@ func TestF19_FailedRowsBecomeDeadFirst(t *testing.T) {
 func TestF19_EachConsumerHasItsRetention(t *testing.T) {
 	r := newRooms(t)
 	r.fill()
-	r.exec(`select commitbox.inbox_policy_set('b', '{"retention": "400 days", "abandon_after": "5 days"}')`)
+	r.exec(`select commitbox.inbox_policy_set('b', '{"retention": "400 days", "dead_retention": "20 days", "abandon_after": "5 days"}')`)
 	got := r.clean(r.cleanup(r.Pool, scheduler.CleanupConfig{}))
-	if got.Completed != 23 || got.Dead != 22 || got.Abandoned != 12+12+6 {
+	if got.Completed != 23 || got.Dead != 11+11+4 || got.Abandoned != 12+12+6 {
 		t.Errorf("%+v", got)
 	}
 }

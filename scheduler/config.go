@@ -53,8 +53,8 @@ func (c Config) withDefaults() Config {
 	c.Late = cmp.Or(c.Late, time.Minute)
 	c.Drain = cmp.Or(c.Drain, 15*time.Second)
 	c.Grace = cmp.Or(c.Grace, 5*time.Second)
-	c.Observer = cmp.Or(c.Observer, commitbox.Discard)
 	c.Logger = cmp.Or(c.Logger, slog.Default())
+	c.Observer = careful{cmp.Or(c.Observer, commitbox.Discard), c.Logger}
 	c.random = mathrand.Float64
 	return c
 }

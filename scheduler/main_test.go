@@ -2,9 +2,12 @@ package scheduler_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
+	"strconv"
 	"syscall"
 	"testing"
 
@@ -26,7 +29,18 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, runChild(mode))
 		os.Exit(1)
 	}
+	waitTogether()
 	testenv.Main(m)
+}
+
+// waitTogether lets more tests run at once than there are cores, because most of them wait for time to pass.
+func waitTogether() {
+	flag.Parse()
+	asked := false
+	flag.Visit(func(f *flag.Flag) { asked = asked || f.Name == "test.parallel" })
+	if !asked {
+		_ = flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0)+2))
+	}
 }
 
 func runChild(mode string) error {

@@ -16,20 +16,10 @@ func TestB51_TenReplicasRunAHundredTicksOnce(t *testing.T) {
 	t.Parallel()
 	db := testenv.Database(t)
 	var runs atomic.Int64
-	var seen sync.Map
-	jobs := []Job{{Name: "j", Spec: yearly, Run: func(_ context.Context, tick Tick) error {
-		runs.Add(1)
-		if _, twice := seen.LoadOrStore(tick.At.UnixMicro(), true); twice {
-			t.Errorf("tick %v ran twice", tick.At)
-		}
-		if _, twice := seen.LoadOrStore(tick.Run, true); twice {
-			t.Errorf("two runs have number %d", tick.Run)
-		}
-		return nil
-	}}}
+	job := distinct(t, &runs)
 	var replicas []*engine
 	for range 10 {
-		replicas = append(replicas, replica(t, db, quiet(), jobs...))
+		replicas = append(replicas, replica(t, db, quiet(), job))
 	}
 	replicas[0].step(t)
 	for n := int64(1); n <= 100; n++ {
@@ -45,6 +35,51 @@ func TestB51_TenReplicasRunAHundredTicksOnce(t *testing.T) {
 	}
 	if s := statusOf(t, replicas[0].Scheduler, "j"); s.Runs != 100 || s.Failures != 0 || s.Outcome != succeeded || s.Missed != 0 {
 		t.Errorf("%+v", s)
+	}
+}
+
+// distinct is a job whose ticks come due by hand. It counts its runs, and reports a tick that comes twice.
+func distinct(t *testing.T, runs *atomic.Int64) Job {
+	var seen sync.Map
+	return Job{Name: "j", Spec: yearly, Run: func(_ context.Context, tick Tick) error {
+		runs.Add(1)
+		if _, twice := seen.LoadOrStore(tick.At.UnixMicro(), true); twice {
+			t.Errorf("tick %v ran twice", tick.At)
+		}
+		if _, twice := seen.LoadOrStore(tick.Run, true); twice {
+			t.Errorf("two runs have number %d", tick.Run)
+		}
+		return nil
+	}}
+}
+
+// Ten schedulers in their loops, in one database and with one spec, run a hundred ticks a hundred times.
+func TestB51_TenSchedulersRunAHundredTicksOnce(t *testing.T) {
+	t.Parallel()
+	db := testenv.Database(t)
+	var runs atomic.Int64
+	cfg := quiet()
+	cfg.Poll = 20 * time.Millisecond
+	job := distinct(t, &runs)
+	var stops []func() error
+	var s *Scheduler
+	for range 10 {
+		var stop func() error
+		s, stop = running(t, db, cfg, job)
+		stops = append(stops, stop)
+	}
+	eventually(t, "the job's row", func() bool { return statusOf(t, s, "j").Name == "j" })
+	for n := int64(1); n <= 100; n++ {
+		due(t, db, "j", 0)
+		eventually(t, "the run", func() bool { return runs.Load() >= n && statusOf(t, s, "j").Outcome == succeeded })
+	}
+	for _, stop := range stops {
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+	}
+	if s := statusOf(t, s, "j"); runs.Load() != 100 || s.Runs != 100 || s.Failures != 0 || s.Missed != 0 {
+		t.Errorf("%d runs, %+v", runs.Load(), s)
 	}
 }
 

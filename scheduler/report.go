@@ -1,12 +1,31 @@
 package scheduler
 
 import (
+	"fmt"
+	"log/slog"
+	"runtime/debug"
 	"time"
 
 	"github.com/commitbox/commitbox"
 	"github.com/commitbox/commitbox/internal/check"
 	"github.com/commitbox/commitbox/internal/db"
 )
+
+// careful keeps a panic of the user's observer from ending the process or a run.
+type careful struct {
+	to  commitbox.Observer
+	log *slog.Logger
+}
+
+// Observe implements commitbox.Observer.
+func (c careful) Observe(m *commitbox.Metric, value float64, labels ...string) {
+	defer func() {
+		if p := recover(); p != nil {
+			c.log.Error("scheduler: the observer panicked", "metric", m.Name, "error", fmt.Sprint(p), "stack", string(debug.Stack()))
+		}
+	}()
+	c.to.Observe(m, value, labels...)
+}
 
 // lostTouch counts and logs an error of the scheduler's own statements. The pauses after errors bound how often.
 func (e *engine) lostTouch(err error, wait time.Duration) {

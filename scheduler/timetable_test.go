@@ -101,6 +101,31 @@ func TestB71_OneTickADay(t *testing.T) {
 	}
 }
 
+// Without a zone a line is read in UTC, which no change of clocks reaches, and so does the job that cleans up.
+func TestB71_TheDefaultIsUTC(t *testing.T) {
+	t.Parallel()
+	cleanup := (&Cleanup{}).Job()
+	for _, c := range []struct {
+		job  Job
+		step time.Duration
+	}{{Job{Spec: "0 2 * * *"}, 24 * time.Hour}, {Job{Spec: "30 1 * * *"}, 24 * time.Hour}, {Job{Spec: cleanup.Spec, Zone: cleanup.Zone}, time.Hour}} {
+		j := jobOf(t, c.job)
+		if j.Zone != "UTC" || j.zone != time.UTC {
+			t.Errorf("%s is read in %s", j.Spec, j.Zone)
+		}
+		for _, day := range []time.Time{time.Date(2025, 3, 8, 0, 0, 0, 0, time.UTC), time.Date(2025, 10, 25, 0, 0, 0, 0, time.UTC), time.Date(2025, 11, 1, 0, 0, 0, 0, time.UTC)} {
+			at := j.timetable.next(day)
+			for range int(3 * 24 * time.Hour / c.step) {
+				next := j.timetable.next(at)
+				if next.Sub(at) != c.step {
+					t.Errorf("%s: %v after %v", j.Spec, next, at)
+				}
+				at = next
+			}
+		}
+	}
+}
+
 // The parser's own Next does what the wrapper is there for.
 func TestB71_TheParserAloneSkipsAndDoubles(t *testing.T) {
 	t.Parallel()
