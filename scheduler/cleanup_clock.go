@@ -73,7 +73,7 @@ func (g *clockGuard) confirm(now reading) {
 }
 
 // ConfirmClock says that the database's clock is right as it is now, after a person has looked: runs go on. It holds for this
-// Cleanup until the process ends; every replica has its own.
+// Cleanup until the process ends; every replica has its own, so have all of them call it, on a signal or a request of an operator.
 func (c *Cleanup) ConfirmClock(ctx context.Context) error {
 	now, err := c.readClocks(ctx, db.New(c.schema.On(c.pool)))
 	if err != nil {

@@ -74,7 +74,7 @@ func TestACleanupTellsItsProgress(t *testing.T) {
 // An operator who has locked a table keeps a run from it, and from nothing else: the run says so and ends, and the next one goes on.
 func TestB51_ALockedTableIsLeftToTheNextRun(t *testing.T) {
 	t.Parallel()
-	db, c := overdue(t, 100, CleanupConfig{LockTimeout: 20 * time.Millisecond, StatementTimeout: time.Minute})
+	db, c := overdue(t, 100, CleanupConfig{LockTimeout: 20 * time.Millisecond, StatementTimeout: 5 * time.Second})
 	exec(t, db, `insert into commitbox.outbox_channel (channel) values ('default')`)
 	exec(t, db, `insert into commitbox.outbox_relay (owner, channel, lease_until) values (gen_random_uuid(), 'default', now() - interval '2 hours')`)
 	operator, err := db.Pool.Begin(t.Context())
@@ -85,11 +85,13 @@ func TestB51_ALockedTableIsLeftToTheNextRun(t *testing.T) {
 	if _, err := operator.Exec(t.Context(), `lock table commitbox.inbox in exclusive mode`); err != nil {
 		t.Fatal(err)
 	}
-	report, err := c.RunOnce(t.Context())
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	report, err := c.RunOnce(ctx)
 	if err == nil || !strings.Contains(err.Error(), `completed rows of "a"`) || !strings.Contains(err.Error(), "55P03") {
 		t.Errorf("%v", err)
 	}
-	if report.Finished || report.Completed != 0 || report.Gone != 1 || report.Took > 20*time.Second {
+	if report.Finished || report.Completed != 0 || report.Gone != 1 {
 		t.Errorf("%+v", report)
 	}
 	if rows := c.size(kindCompleted).rows; rows != 1 {

@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"os"
 	"regexp"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -35,6 +38,53 @@ func TestCleanupWorker(t *testing.T) {
 `
 	if got != want {
 		t.Errorf("after:\n%s\nthe whole output:\n%s", got, &out)
+	}
+}
+
+// lines is what an example prints. It calls on once, at the first line that contains at.
+type lines struct {
+	at string
+	on func()
+
+	mu   sync.Mutex
+	text bytes.Buffer
+	once sync.Once
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	if bytes.Contains(b, []byte(l.at)) {
+		l.once.Do(l.on)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+// A worker that is told to stop ends well, and says how far it was.
+func TestP15_TheWorkerStops(t *testing.T) {
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	out := &lines{at: "cleanup: 5000", on: stop}
+	if err := run(ctx, testenv.EmptyDatabase(t).URL, out); err != nil {
+		t.Error(err)
+	}
+	if text := out.text.String(); !strings.Contains(text, "stopped: ") || !strings.Contains(text, "after\n  billing: completed     700\n") {
+		t.Error(text)
+	}
+}
+
+// SIGHUP confirms the clock.
+func TestTheWorkerConfirmsTheClock(t *testing.T) {
+	out := &lines{at: "cleanup: 5000", on: func() {
+		if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
+			t.Error(err)
+		}
+	}}
+	if err := run(t.Context(), testenv.EmptyDatabase(t).URL, out); err != nil {
+		t.Error(err)
+	}
+	if text := out.text.String(); !strings.Contains(text, "the database's clock was confirmed") {
+		t.Error(text)
 	}
 }
 

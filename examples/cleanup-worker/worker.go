@@ -3,6 +3,10 @@ package main
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -44,11 +48,31 @@ func work(ctx context.Context, cleaner, handler *pgxpool.Pool, told func(schedul
 			return err
 		}},
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go confirm(ctx, cleanup)
 	s, err := scheduler.New(cleaner, jobs, scheduler.Config{})
 	if err != nil {
 		return err
 	}
 	return s.Run(ctx)
+}
+
+// confirm lets an operator say, with SIGHUP to every replica, that the database's clock is right after all.
+func confirm(ctx context.Context, cleanup *scheduler.Cleanup) {
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	defer signal.Stop(hup)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-hup:
+			if err := cleanup.ConfirmClock(ctx); err != nil {
+				slog.Error("the clock could not be confirmed", "error", err)
+			}
+		}
+	}
 }
 
 // ship handles a message, the first time as later: the carrier is asked once, and a process that dies after it goes on behind it.
