@@ -85,12 +85,9 @@ func TestP13_AServerMayDieUnderACleaner(t *testing.T) {
 	r, server := newPrivateRooms(t)
 	for name, moment := range map[string]*at{
 		"it leads":                      {text: "CleanupLead", n: 1, after: true},
-		"before a failed row is dead":   {text: "commit", n: 4},
 		"a failed row is dead":          {text: "commit", n: 4, after: true},
-		"before a batch is sent":        {text: "CleanupEnded", n: 2},
 		"before a batch is committed":   {text: "commit", n: 5},
 		"a batch was committed":         {text: "commit", n: 5, after: true},
-		"the first transaction":         {text: "commit", n: 1},
 		"before messages are forgotten": {text: "CleanupDiscarded", n: 1, after: true},
 	} {
 		t.Run(name, func(t *testing.T) {
