@@ -86,7 +86,7 @@ func (c *Cache) lookUp(f flight) *call[found] {
 	}
 	answer := redis.NewStringCmd(context.Background(), "getrange", f.key, 0, c.seal.entryMax)
 	var own *call[found]
-	own = send(c.store, c.store.reads, "get", answer, func(err error) (found, error) {
+	own = send(c.store, c.store.reads, "get", answer, len(f.key), func(err error) (found, error) {
 		c.mu.Lock()
 		if c.flights[f] == own { // another may have taken the place of one that was given up
 			delete(c.flights, f)
@@ -140,6 +140,6 @@ func (c *Cache) Put(ctx context.Context, of inbox.Identity, id inbox.ID, entry i
 		return err
 	}
 	set := redis.NewStatusCmd(context.Background(), "set", k, stored, "px", ttl.Milliseconds())
-	_, err = send(c.store, c.store.writes, "put", set, func(err error) (struct{}, error) { return struct{}{}, err }).wait(ctx)
+	_, err = send(c.store, c.store.writes, "put", set, len(k)+len(stored), func(err error) (struct{}, error) { return struct{}{}, err }).wait(ctx)
 	return err
 }

@@ -9,12 +9,14 @@ import (
 )
 
 const (
-	lineMax   = 128 // commands of one pipeline
-	linesOpen = 2   // pipelines on their way, so that one that is stuck does not hold up all
+	lineMax      = 128       // commands of one pipeline
+	lineBytesMax = 256 << 10 // bytes of one pipeline, unless its only command has more
+	linesOpen    = 2         // pipelines on their way, so that one that is stuck does not hold up all
 )
 
 // line sends commands of concurrent callers in pipelines: what comes while one is on its way goes with the next. Nobody waits
-// for company. Under load it saves most of the system calls of both sides.
+// for company. Under load it saves most of the system calls of both sides. A pipeline is bounded in bytes, because its last
+// answer comes after all that is before it; how long answers will be is guessed from the longest one of the last pipeline.
 type line struct {
 	client  redis.UniversalClient
 	timeout time.Duration // of a pipeline
@@ -23,11 +25,13 @@ type line struct {
 	mu      sync.Mutex
 	waiting []passenger
 	open    int
+	answer  int // bytes of the longest answer in the last pipeline
 }
 
 // passenger is a command that waits for its answer, which will be in the command itself.
 type passenger struct {
 	command  redis.Cmder
+	bytes    int       // that it sends
 	until    time.Time // nobody waits for it any longer
 	answered func()
 }
@@ -68,7 +72,7 @@ func (l *line) run() {
 func (l *line) next() []passenger {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	n := min(len(l.waiting), lineMax)
+	n := l.fit()
 	if n == 0 {
 		l.open--
 		l.waiting = nil
@@ -77,6 +81,16 @@ func (l *line) next() []passenger {
 	batch := l.waiting[:n:n]
 	l.waiting = l.waiting[n:]
 	return batch
+}
+
+// fit returns how many of those who wait go together.
+func (l *line) fit() (n int) {
+	for left := lineBytesMax; n < min(len(l.waiting), lineMax); n++ {
+		if left -= l.waiting[n].bytes + l.answer; left < 0 && n > 0 {
+			break
+		}
+	}
+	return n
 }
 
 // exec sends what somebody still waits for: after a pipeline that was stuck, the server is not to be busy with the rest.
@@ -99,6 +113,15 @@ func (l *line) exec(batch []passenger) {
 	default:
 		_, _ = pipe.Exec(ctx) // so have these
 	}
+	longest := 0
+	for _, p := range batch {
+		if value, ok := p.command.(*redis.StringCmd); ok {
+			longest = max(longest, len(value.Val()))
+		}
+	}
+	l.mu.Lock()
+	l.answer = longest
+	l.mu.Unlock()
 	for _, p := range batch {
 		p.answered()
 	}

@@ -2,6 +2,7 @@ package cache_test
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -127,5 +128,76 @@ func TestWhatNobodyWaitsForIsNotSent(t *testing.T) {
 	eventually(t, func() error { _, _, err := c.Get(context.Background(), here, newID()); return err })
 	if n := calls(t, direct, "getrange") - before; n > 50 {
 		t.Errorf("%d calls were made, nobody waited for most of them", n)
+	}
+}
+
+// pipelines is a hook that keeps how many commands went together, and lets Redis answer late, so that callers meet.
+type pipelines struct {
+	mu    sync.Mutex
+	sizes []int
+}
+
+func (p *pipelines) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (p *pipelines) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		time.Sleep(20 * time.Millisecond)
+		return next(ctx, cmd)
+	}
+}
+
+func (p *pipelines) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		p.mu.Lock()
+		p.sizes = append(p.sizes, len(cmds))
+		p.mu.Unlock()
+		time.Sleep(20 * time.Millisecond)
+		return next(ctx, cmds)
+	}
+}
+
+// largest returns the number of commands of the largest pipeline since the last call.
+func (p *pipelines) largest() (n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, size := range p.sizes {
+		n = max(n, size)
+	}
+	p.sizes = nil
+	return n
+}
+
+// TestAPipelineIsBoundedInBytes sends and reads entries of 100 000 bytes, of which two fit into a pipeline, between small ones,
+// which go by the dozen.
+func TestAPipelineIsBoundedInBytes(t *testing.T) {
+	t.Parallel()
+	client := connect(t, private(t).URL())
+	c := open(t, client, patient, budget(20*time.Second))
+	sent := new(pipelines)
+	client.AddHook(sent)
+	for name, kind := range map[string]struct{ bytes, least, most int }{"small": {10, 8, 128}, "large": {100_000, 2, 2}} {
+		ids := make([]inbox.ID, 64)
+		for i := range ids {
+			ids[i] = newID()
+		}
+		entry := completed(strings.Repeat("x", kind.bytes))
+		together(len(ids), func(i int) {
+			if err := c.Put(context.Background(), here, ids[i], entry, time.Minute); err != nil {
+				t.Error(err)
+			}
+		})
+		if n := sent.largest(); n < kind.least || n > kind.most {
+			t.Errorf("%s: %d writes in one pipeline", name, n)
+		}
+		wantHit(t, c, ids[0], entry) // tells how long answers are
+		sent.largest()
+		together(len(ids), func(i int) {
+			if _, found, err := c.Get(context.Background(), here, ids[i]); err != nil || !found {
+				t.Errorf("found %v, %v", found, err)
+			}
+		})
+		if n := sent.largest(); n < kind.least || n > kind.most {
+			t.Errorf("%s: %d reads in one pipeline", name, n)
+		}
 	}
 }

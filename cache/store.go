@@ -102,11 +102,12 @@ func start[T any](ctx context.Context, s *store, operation string, f func(contex
 	return c
 }
 
-// send makes a call of one command, which goes with those of other callers. read makes the outcome of its answer.
-func send[T any](s *store, l *line, operation string, command redis.Cmder, read func(error) (T, error)) *call[T] {
+// send makes a call of one command of so many bytes, which goes with those of other callers. read makes the outcome of its
+// answer.
+func send[T any](s *store, l *line, operation string, command redis.Cmder, bytes int, read func(error) (T, error)) *call[T] {
 	c := newCall[T](s, operation)
 	if !c.settled() {
-		l.add(passenger{command, c.began.Add(s.timeout), func() { c.end(read(command.Err())) }})
+		l.add(passenger{command, bytes, c.began.Add(s.timeout), func() { c.end(read(command.Err())) }})
 	}
 	return c
 }
