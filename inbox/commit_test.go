@@ -22,6 +22,17 @@ func proxied(t *testing.T, cfg inbox.Config) (*world, *inbox.Box, *testenv.Proxy
 	t.Helper()
 	w := newWorld(t)
 	proxy := testenv.NewProxy(t, w.URL)
+	cfg.Logger = quiet
+	box, err := inbox.New(through(t, w, proxy), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w, box, proxy
+}
+
+// through is a pool on the other side of a proxy.
+func through(t *testing.T, w *world, proxy *testenv.Proxy) *pgxpool.Pool {
+	t.Helper()
 	poolCfg, err := pgxpool.ParseConfig(proxy.URL(t, w.URL))
 	if err != nil {
 		t.Fatal(err)
@@ -32,12 +43,7 @@ func proxied(t *testing.T, cfg inbox.Config) (*world, *inbox.Box, *testenv.Proxy
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	cfg.Logger = quiet
-	box, err := inbox.New(pool, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return w, box, proxy
+	return pool
 }
 
 const commitOnTheWire = "commit\x00"

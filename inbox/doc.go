@@ -34,30 +34,31 @@
 //
 // A cache ([Config].Cache, such as package cache) is asked first, and the row is always written. The cache holds copies of
 // committed rows, kept after the commit, until the row's retention ends. If it is away, slow, empty or wrong about what it
-// holds, the table decides. Everything that mode postgres promises holds, but for this: copies are bound to the database's
-// identity, which a replica learns about once a second. After a failover that lost commits, or a recovery to an earlier
-// time, a copy of a lost row may be an answer for up to two seconds, or for 15 seconds on a replica that cannot reach the
-// database; then every copy is a miss. A database that is started from a copy of its files or disks has the same identity:
-// call [Policies.RotateCache], or cache_rotate in SQL, before consumers go on. That the log is behind what this process has
-// seen is noticed and then nothing cached is used, but a process that was started after the restore cannot see it. A crash
-// of the server under synchronous_commit = off is such a restore. Without Config.Cache this is mode postgres.
+// holds, the table decides. Not promised, beside what mode postgres does not: an effect for each message that a restored
+// database has lost. Copies are bound to the database's identity, which a replica learns about once a second. After a
+// failover that lost commits, or a recovery to an earlier time, a copy of a lost row may be an answer for up to two seconds,
+// or for 15 seconds on a replica that cannot reach the database; then every copy is a miss. A database that is started from
+// a copy of its files or disks has the same identity: call [Policies.RotateCache], or cache_rotate in SQL, before consumers
+// go on. That the log is behind what this process has seen is noticed and then nothing cached is used, but a process that
+// was started after the restore cannot see it. A crash of the server under synchronous_commit = off is such a restore.
+// Without Config.Cache this is mode postgres.
 //
 // # Mode cache: weak
 //
-// A token in Redis ([Config].Guard) is the guard, and its finished message the history. There is no row, so failures are
-// not recorded, attempts are not counted (Message.Delivery is the only limit, see Config.MaxDeliveries), nothing can be
-// listed or requeued, and a lost COMMIT cannot be found out. A handler may run again, and its effects be there twice, when
-// its process dies between its commit and Redis hearing of it, when Redis forgets (a failover, an eviction, a flush, a
-// restart), and when its process stands still for longer than the lease. While Redis does not answer, the policy decides:
-// closed refuses, open runs without a guard and counts it. An error of Redis after the handler has succeeded is none of the
-// handler. When the database is put back to an earlier time, Redis still says that the messages are done whose effects it
-// lost: remove the keys of the guard (PREFIX:guard:*) before consumers go on. [Handle] and leases write their row in this
-// mode too, because the commit is the caller's and because steps and fencing live in the row; they read what Process has
-// finished in Redis, but Process does not read their rows: use one of them for a consumer.
+// A token in Redis ([Config].Guard) is the guard, and its finished message the history. There is no row, so failures are not
+// recorded, attempts are not counted (Message.Delivery is the only limit, see Config.MaxDeliveries), nothing can be listed
+// or requeued, and a lost COMMIT cannot be found out. Not promised: one effect. A handler may run again, and its effects be
+// there twice, when its process dies between its commit and Redis hearing of it, when Redis forgets (a failover, an
+// eviction, a flush, a restart), and when its process stands still for longer than the lease. While Redis does not answer,
+// the policy decides: closed refuses, open runs without a guard and counts it. An error of Redis after the handler has
+// succeeded is none of the handler. When the database is put back to an earlier time, Redis still says that the messages are
+// done whose effects it lost: remove the keys of the guard (PREFIX:guard:*) before consumers go on. [Handle] and leases
+// write their row in this mode too, because the commit is the caller's and because steps and fencing live in the row; they
+// read what Process has finished in Redis, but Process does not read their rows: use one of them for a consumer.
 //
 // # Mode off: none
 //
-// Nothing guards: every delivery runs, is counted (commitbox_inbox_unguarded) and is said to be decided by nobody. A
-// failure is rolled back, by Handle to its savepoint, and not recorded. Leases keep their row. Nothing is remembered of
-// what ran in this mode, so copies of it run again after it is left.
+// Nothing guards and nothing is promised: every delivery runs, is counted (commitbox_inbox_unguarded) and is said to be
+// decided by nobody. A failure is rolled back, by Handle to its savepoint, and not recorded. Leases keep their row. Nothing
+// is remembered of what ran in this mode, so copies of it run again after it is left.
 package inbox

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/commitbox/commitbox"
 	"github.com/commitbox/commitbox/cache"
 	"github.com/commitbox/commitbox/inbox"
 	"github.com/commitbox/commitbox/internal/devserver"
@@ -23,6 +24,8 @@ import (
 type badDay struct {
 	*guardedWorld
 	server  *devserver.Server
+	liar    *liar
+	seen    *counts
 	over    chan struct{}
 	running sync.WaitGroup
 }
@@ -31,6 +34,33 @@ func (d *badDay) redis(args ...any) {
 	if err := d.front.client.Do(context.Background(), args...).Err(); err != nil {
 		d.t.Error(err)
 	}
+}
+
+// counted says whether something was counted.
+func counted(metric *commitbox.Metric, labels ...string) func(*badDay) bool {
+	return func(d *badDay) bool {
+		d.seen.mu.Lock()
+		defer d.seen.mu.Unlock()
+		return d.seen.seen[metric.Name+fmt.Sprint(labels)] > 0
+	}
+}
+
+// every says that all of these are so.
+func every(signs ...func(*badDay) bool) func(*badDay) bool {
+	return func(d *badDay) bool {
+		for _, sign := range signs {
+			if !sign(d) {
+				return false
+			}
+		}
+		return true
+	}
+}
+
+// evicted says that Redis has dropped keys.
+func evicted(d *badDay) bool {
+	stats := d.front.client.Info(context.Background(), "stats").Val()
+	return strings.Contains(stats, "evicted_keys:") && !strings.Contains(stats, "evicted_keys:0\r")
 }
 
 // all lets something happen again and again, until the day is over.
@@ -56,6 +86,12 @@ func (d *badDay) fill() {
 
 func (d *badDay) entry(message string) string {
 	return d.front.prefix + ":entry:{" + id(message).Key() + "}"
+}
+
+// flushed says that Redis was emptied more than once.
+func flushed(d *badDay) bool {
+	stats := d.front.client.Info(context.Background(), "commandstats").Val()
+	return strings.Contains(stats, "cmdstat_flushall:calls=") && !strings.Contains(stats, "cmdstat_flushall:calls=1,")
 }
 
 const badDayMessages = 24
@@ -89,43 +125,78 @@ func (d *badDay) forge() {
 	}
 }
 
-// Whatever happens to Redis, in mode double each message has its effect once, and every copy is handled or answered: none is
-// refused, and none waits for longer than the budget.
+// Whatever happens to Redis, in modes double and postgres each message has its effect once, by Process and by Handle, and
+// every copy is handled or answered: none is refused. Each day shows by a sign that it came.
 func TestB5_P12_OnBadDaysOfRedisEachMessageHasOneEffect(t *testing.T) {
 	full := []string{"--maxmemory", "3mb", "--maxmemory-policy"}
+	says := func(answer string, commands ...string) func(*badDay) {
+		return func(d *badDay) { d.liar.says(answer, commands...) }
+	}
+	failed := func(operation, kind string) func(*badDay) bool {
+		return counted(commitbox.CacheErrors, operation, kind)
+	}
+	found := func(what string) func(*badDay) bool { return counted(commitbox.CacheLookups, "c", what) }
 	for name, day := range map[string]struct {
 		args []string
 		come func(*badDay)
+		sign func(*badDay) bool
+		hung bool // then the time budget is short
 	}{
-		"stopped":        {nil, func(d *badDay) { d.must(d.server.Pause()) }},
-		"killed":         {nil, func(d *badDay) { d.must(d.server.Kill()) }},
-		"starts empty":   {nil, func(d *badDay) { d.must(d.server.Kill()); d.must(d.server.Restart(context.Background())) }},
-		"clients paused": {nil, func(d *badDay) { d.redis("CLIENT", "PAUSE", 300, "ALL") }},
-		"full":           {append(full, "noeviction"), func(d *badDay) { d.fill() }},
-		"evicts":         {append(full, "allkeys-lru"), func(d *badDay) { d.all(time.Millisecond, d.fill) }},
-		"flushed":        {nil, func(d *badDay) { d.all(100*time.Millisecond, func() { d.redis("FLUSHALL") }) }},
-		"read-only":      {nil, func(d *badDay) { d.redis("REPLICAOF", "127.0.0.1", "1") }},
-		"forged":         {nil, func(d *badDay) { d.forge() }},
+		"stopped":      {nil, func(d *badDay) { d.must(d.server.Pause()) }, failed("get", "timeout"), true},
+		"killed":       {nil, func(d *badDay) { d.must(d.server.Kill()) }, failed("get", "connection"), false},
+		"starts empty": {nil, func(d *badDay) { d.must(d.server.Kill()); d.must(d.server.Restart(context.Background())) }, every(), false},
+		"clients paused": {nil, func(d *badDay) {
+			d.all(500*time.Millisecond, func() { d.redis("CLIENT", "PAUSE", 300, "ALL") })
+		}, failed("get", "timeout"), true},
+		"full":        {append(full, "noeviction"), func(d *badDay) { d.fill() }, failed("put", "write_refused"), false},
+		"evicts":      {append(full, "allkeys-lru"), func(d *badDay) { d.all(time.Millisecond, d.fill) }, evicted, false},
+		"flushed":     {nil, func(d *badDay) { d.all(100*time.Millisecond, func() { d.redis("FLUSHALL") }) }, flushed, false},
+		"read-only":   {nil, func(d *badDay) { d.redis("REPLICAOF", "127.0.0.1", "1") }, failed("put", "write_refused"), false},
+		"forged":      {nil, func(d *badDay) { d.forge() }, every(found("forged"), found("unreadable"), found("oversized")), false},
+		"READONLY":    {nil, says("READONLY You can't write against a read only replica.", "set", "evalsha", "eval"), failed("put", "write_refused"), false},
+		"LOADING":     {nil, says("LOADING Redis is loading the dataset in memory"), failed("get", "not_ready"), false},
+		"MOVED":       {nil, says("MOVED 3999 127.0.0.1:1"), failed("get", "not_ready"), false},
+		"CLUSTERDOWN": {nil, says("CLUSTERDOWN The cluster is down"), failed("get", "not_ready"), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			server := testenv.PrivateRedis(t, devserver.RedisOptions{Args: day.args})
-			front := newFront(t, server.URL(), func(c *cache.Config) { c.Timeout = 100 * time.Millisecond })
-			d := &badDay{guardedWorld: guard(w, front, inbox.ModeDouble), server: server, over: make(chan struct{})}
-			boxes := []*inbox.Box{d.box, w.box(inbox.Config{Policies: w.policies(nil), Cache: front})}
+			liar := newLiar(t, server.URL())
+			seen := &counts{seen: map[string]float64{}}
+			front := newFront(t, liar.url, func(c *cache.Config) {
+				c.Observer = seen
+				if day.hung {
+					c.Timeout = 100 * time.Millisecond
+				}
+			})
+			d := &badDay{guardedWorld: guard(w, front, inbox.ModeDouble), server: server, liar: liar, seen: seen, over: make(chan struct{})}
+			boxes := []*inbox.Box{d.box, w.box(inbox.Config{Policies: w.policies(nil), Cache: front, Guard: front})}
 			w.within(patience, "an entry is kept", func() bool { return d.process(d.box, "before") == "replayed by cache" })
 			day.come(d)
+			ids := []inbox.ID{id("before"), byRow("before").ID}
+			for n := range badDayMessages {
+				ids = append(ids, id(badMessage(n)), byRow(badMessage(n)).ID)
+			}
 			var copies sync.WaitGroup
-			for n := range 4 * badDayMessages {
-				copies.Go(func() { d.copy(boxes[n%2], badMessage(n%badDayMessages)) })
+			for _, of := range ids {
+				for _, box := range boxes {
+					copies.Go(func() { d.copy(box, of, d.byProcess) })
+					copies.Go(func() { d.copy(box, of, d.byHandle) })
+				}
 			}
 			copies.Wait()
-			for n := range badDayMessages {
-				d.copy(boxes[n%2], badMessage(n))
-				d.wantEffects(id(badMessage(n)), 1)
+			for n := 0; !day.sign(d) && n < 1000; n++ {
+				ids = append(ids, id(fmt.Sprint("late ", n)))
+				d.copy(d.box, ids[len(ids)-1], d.byProcess)
 			}
-			d.copy(d.box, "before")
-			d.wantEffects(id("before"), 1)
+			if !day.sign(d) {
+				t.Errorf("the day did not come: %v", seen.seen)
+			}
+			for n, of := range ids {
+				d.copy(boxes[n%2], of, d.byProcess)
+				d.copy(boxes[n%2], of, d.byHandle)
+				d.wantEffects(of, 1)
+			}
 			close(d.over)
 			d.running.Wait()
 		})
@@ -138,20 +209,44 @@ func (d *badDay) must(err error) {
 	}
 }
 
+func (d *badDay) byProcess(box *inbox.Box, of inbox.ID) string {
+	return d.deliver(box, inbox.Message{ID: of})
+}
+
+// byHandle delivers a message in a transaction of the caller.
+func (d *badDay) byHandle(box *inbox.Box, of inbox.ID) string {
+	ctx := context.Background()
+	tx, err := d.Pool.Begin(ctx)
+	if err != nil {
+		return err.Error()
+	}
+	defer func() { _ = tx.Rollback(ctx) }()
+	res, err := inbox.Handle(ctx, tx, of, func(ctx context.Context) (string, error) {
+		return "value of " + of.Message, write(ctx, tx, of, "done")
+	}, inbox.Using(box))
+	if err == nil {
+		err = tx.Commit(ctx)
+	}
+	if err == nil && res.Value != "value of "+of.Message {
+		return fmt.Sprintf("%s with %q", res.Outcome, res.Value)
+	}
+	return res.Outcome.String() + " by " + res.DecidedBy.String()
+}
+
 // copy delivers a message until it is done.
-func (d *badDay) copy(box *inbox.Box, message string) {
+func (d *badDay) copy(box *inbox.Box, of inbox.ID, deliver func(*inbox.Box, inbox.ID) string) {
 	for range 1000 {
-		switch got := d.process(box, message); got {
-		case "executed by table", "replayed by table", "replayed by cache":
+		switch got := deliver(box, of); {
+		case got == "executed by table", got == "replayed by table", got == "replayed by cache" && of.Consumer == "c":
 			return
-		case "in_progress by table":
+		case got == "in_progress by table":
 			time.Sleep(10 * time.Millisecond)
 		default:
-			d.t.Errorf("%s: %s", message, got)
+			d.t.Errorf("%s: %s", of, got)
 			return
 		}
 	}
-	d.t.Errorf("%s is never done", message)
+	d.t.Errorf("%s is never done", of)
 }
 
 // tokenChild takes the token of a message in mode cache and never ends.

@@ -105,6 +105,11 @@ func (a *ancient) file(name, text string) {
 	}
 }
 
+// byRow is a message of a consumer that has no policy of its own: its mode is postgres.
+func byRow(message string) inbox.Message {
+	return inbox.Message{ID: inbox.ID{Consumer: "p", Message: message}}
+}
+
 // other is the box of a process that starts now.
 func (a *ancient) other() (*inbox.Box, *inbox.Policies) {
 	p := a.world.policies(nil)
@@ -118,6 +123,7 @@ func TestF8_P12_ARecoveryToAnEarlierTimeMakesEveryCopyAMiss(t *testing.T) {
 	a.snapshot()
 	a.want("lost", a.process(a.box, "lost"), "executed by table")
 	a.want("lost, again", a.process(a.box, "lost"), "replayed by cache")
+	a.want("lost in mode postgres", a.deliver(a.box, byRow("lost")), "executed by table")
 	a.restore(func() {
 		a.file("postgresql.auto.conf", "restore_command = 'false'\n")
 		a.file("recovery.signal", "")
@@ -129,6 +135,8 @@ func TestF8_P12_ARecoveryToAnEarlierTimeMakesEveryCopyAMiss(t *testing.T) {
 	a.want("lost with its effect", a.process(fresh, "lost"), "executed by table")
 	a.want("by a process that was there before", a.process(a.box, "lost"), "replayed by cache")
 	a.want("kept", a.process(a.box, "kept"), "replayed by table")
+	a.want("lost in mode postgres", a.deliver(a.box, byRow("lost")), "executed by table")
+	a.wantEffects(byRow("lost").ID, 1)
 	a.wantEffects(id("lost"), 1)
 	a.wantEffects(id("kept"), 1)
 }
@@ -143,12 +151,15 @@ func TestF8_P12_ACopyOfTheFilesIsNoticedOrRotated(t *testing.T) {
 		a.process(a.box, message)
 		a.want(message, a.process(a.box, message), "replayed by cache")
 	}
+	a.want("lost in mode postgres", a.deliver(a.box, byRow("lost")), "executed by table")
 	a.exec(`select pg_switch_wal()`)
 	a.load(a.policies) // learns how far the log is
 	a.restore(func() {})
 	if err := a.policies.Load(t.Context()); err == nil {
 		t.Error("a log that is behind is no problem")
 	}
+	a.want("lost in mode postgres", a.deliver(a.box, byRow("lost")), "executed by table")
+	a.wantEffects(byRow("lost").ID, 1)
 	a.want("what the process saw itself", a.process(a.box, "noticed"), "executed by table")
 	a.want("and nothing is cached until the rotation", a.process(a.box, "noticed"), "replayed by table")
 	fresh, learned := a.other()

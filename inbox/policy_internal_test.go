@@ -2,6 +2,7 @@ package inbox
 
 import (
 	"context"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -215,11 +216,22 @@ func TestB6_APolicyThatIsNotUnderstoodIsNamed(t *testing.T) {
 	}
 }
 
+// Each mode shows its level, and has a section of the documentation that says what it does not promise.
 func TestA8_EachModeShowsItsLevel(t *testing.T) {
 	t.Parallel()
+	text, err := os.ReadFile("doc.go")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for mode, want := range map[Mode]string{ModePostgres: "exactly-once effect", ModeDouble: "strong", ModeCache: "weak", ModeOff: "none"} {
 		if got := mode.Level(); got != want {
 			t.Errorf("%s: %s", mode, got)
+		}
+		_, section, _ := strings.Cut(string(text), "\n// # Mode "+string(mode)+": "+mode.Level()+"\n")
+		section, _, _ = strings.Cut(section, "\n// # ")
+		section = strings.ReplaceAll(section, "\n// ", " ")
+		if !strings.Contains(section, "Not promised") && !strings.Contains(section, "nothing is promised") {
+			t.Errorf("mode %s has no section that says what it does not promise: %q", mode, section)
 		}
 	}
 }

@@ -74,4 +74,9 @@ func TestB84_A10_WhatIsMeasuredDoesNotGrowWithWhatIsSent(t *testing.T) {
 			t.Errorf("%s: %v, want %v", name, got, want)
 		}
 	}
+	for _, name := range []string{"commitbox_cache_seconds get", "commitbox_cache_seconds put", "commitbox_inbox_seconds c executed", "commitbox_inbox_seconds c replayed"} {
+		if seen.sum[name] <= 0 {
+			t.Errorf("%s is not measured", name)
+		}
+	}
 }
