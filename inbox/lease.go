@@ -68,14 +68,17 @@ func (b *Box) Acquire(ctx context.Context, msg Message) (*Lease, error) {
 
 // acquire asks until there is a lease or an answer.
 func (b *Box) acquire(ctx context.Context, msg Message) (*Lease, verdict) {
-	if v, known := b.knownElsewhere(ctx, &msg); known {
-		return nil, v
+	asked, known := b.knownElsewhere(ctx, &msg)
+	if known {
+		return nil, asked
 	}
 	token := pgtype.UUID{Bytes: uuid.New(), Valid: true}
 	for wait := newPoll(b.Wait); ; {
 		lease, v := b.tryAcquire(ctx, msg, token)
 		if lease != nil || v.outcome != InProgress || !wait.next(ctx) {
-			b.fill(ctx, msg.ID, v.copy)
+			if !asked.away {
+				b.fill(ctx, msg.ID, v.copy)
+			}
 			return lease, v
 		}
 	}

@@ -12,15 +12,12 @@ import (
 
 var errNoGuard = errors.New("the policy asks for Redis and Config.Guard is not set")
 
-// byMode is process for a box that works by a policy.
+// byMode handles a message as the policy says. Without one the row guards.
 func (b *Box) byMode(ctx context.Context, m *Message, run handler) verdict {
-	if b.policy == nil {
-		return b.process(ctx, m, run)
-	}
 	if b.isNested(ctx, m.ID, b.pool) {
 		return verdict{outcome: InProgress, err: ErrNested}
 	}
-	if b.policy.Mode == ModeOff {
+	if b.policy != nil && b.policy.Mode == ModeOff {
 		return b.uncovered(ctx, m, run, "off")
 	}
 	return b.flights.do(ctx, flightOf(m), b.Wait, func(begun func()) verdict {
@@ -33,8 +30,15 @@ func (b *Box) byMode(ctx context.Context, m *Message, run handler) verdict {
 
 // lead asks the stores that the policy names, in the order in which they are quick.
 func (b *Box) lead(ctx context.Context, m *Message, run handler) verdict {
-	if v, known := b.known(ctx, m, b.policy.readToken); known {
+	if b.policy == nil {
+		return b.process(ctx, m, run)
+	}
+	v, known := b.known(ctx, m, b.policy.readToken)
+	switch {
+	case known:
 		return v
+	case v.away:
+		b = b.withoutFront()
 	}
 	if b.policy.token {
 		return b.withToken(ctx, m, run)
@@ -45,12 +49,15 @@ func (b *Box) lead(ctx context.Context, m *Message, run handler) verdict {
 // known asks the stores that can only answer and are not written.
 func (s *settings) known(ctx context.Context, m *Message, readTokens bool) (verdict, bool) {
 	if s.policy.snapshot == nil {
-		return unavailable(errNotLoaded), true
+		return unavailable(errNoPolicy), true
 	}
-	if v, known := s.askFront(ctx, m); known || !readTokens {
-		return v, known
+	front, known := s.askFront(ctx, m)
+	if known || !readTokens {
+		return front, known
 	}
-	return s.readTokens(ctx, m)
+	v, known := s.readTokens(ctx, m)
+	v.away = front.away
+	return v, known
 }
 
 // knownElsewhere is known for work that has a row in every mode, because a token could not be finished (the commit is the
@@ -69,7 +76,7 @@ func (s *settings) askFront(ctx context.Context, m *Message) (verdict, bool) {
 	}
 	entry, found, err := s.Cache.Get(ctx, s.policy.snapshot.identity, m.ID)
 	if err != nil || !found || mismatch(entry.Fingerprint, m.Fingerprint) {
-		return verdict{}, false
+		return verdict{away: err != nil}, false
 	}
 	return verdict{outcome: Replayed, result: entry.Result, by: ByCache}, true
 }
@@ -83,6 +90,15 @@ func (s *settings) fill(ctx context.Context, id ID, c *rowCopy) {
 	if left := s.policy.Retention - c.age; left > 0 {
 		_ = s.Cache.Put(ctx, s.policy.snapshot.identity, id, c.CacheEntry, left)
 	}
+}
+
+// withoutFront is this box for the rest of a call in which the cache in front failed, so that it costs one time budget.
+func (b *Box) withoutFront() *Box {
+	p := *b.policy
+	p.front = false
+	behind := *b
+	behind.policy = &p
+	return &behind
 }
 
 // completedSince is the copy of a row whose commit is confirmed and whose claim was sent after start: it is at most as

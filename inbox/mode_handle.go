@@ -28,11 +28,14 @@ func (h *handling) byMode(ctx context.Context, run func(context.Context) ([]byte
 		v.by = ByOff
 		return v
 	}
-	if v, known := h.knownElsewhere(ctx, &h.msg); known {
-		return v
+	asked, known := h.knownElsewhere(ctx, &h.msg)
+	if known {
+		return asked
 	}
 	v := h.handle(ctx, run)
-	h.fill(ctx, h.msg.ID, v.copy)
+	if !asked.away {
+		h.fill(ctx, h.msg.ID, v.copy)
+	}
 	return v
 }
 

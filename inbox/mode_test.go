@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -249,9 +250,10 @@ func TestF7_P12_HandleFillsOnlyWithWhatIsCommitted(t *testing.T) {
 
 // The handler's commit is rolled back at each point: nothing is kept, and the message runs again.
 func TestB48_P12_WhatIsRolledBackIsNeverCached(t *testing.T) {
-	for _, mode := range []inbox.Mode{inbox.ModeDouble, inbox.ModeCache} {
+	for mode, by := range map[inbox.Mode]string{inbox.ModePostgres: "table", inbox.ModeDouble: "table", inbox.ModeCache: "cache"} {
 		t.Run(string(mode), func(t *testing.T) {
 			g := newGuarded(t, mode)
+			var cancel context.CancelFunc
 			g.exec(`create table late (id text unique deferrable initially deferred); insert into late values ('taken')`)
 			errNo := errors.New("no")
 			for name, handler := range map[string]func(context.Context, pgx.Tx) error{
@@ -265,14 +267,30 @@ func TestB48_P12_WhatIsRolledBackIsNeverCached(t *testing.T) {
 					_, _ = tx.Exec(ctx, `select 1/0`)
 					return nil
 				},
+				"end of the goroutine": func(context.Context, pgx.Tx) error {
+					runtime.Goexit()
+					return nil
+				},
+				"cancelled": func(ctx context.Context, _ pgx.Tx) error {
+					cancel()
+					return ctx.Err()
+				},
 				"end of the session": func(ctx context.Context, tx pgx.Tx) error {
 					_, err := tx.Exec(ctx, `select pg_terminate_backend(pg_backend_pid())`)
 					return err
 				},
 			} {
-				_, err := inbox.Process(t.Context(), g.box, inbox.Message{ID: id(name)}, func(ctx context.Context, tx pgx.Tx) (string, error) {
-					return "", errors.Join(write(ctx, tx, id(name), "lost"), handler(ctx, tx))
+				var ctx context.Context
+				ctx, cancel = context.WithCancel(t.Context())
+				err := errNo
+				var call sync.WaitGroup
+				call.Go(func() {
+					_, err = inbox.Process(ctx, g.box, inbox.Message{ID: id(name)}, func(ctx context.Context, tx pgx.Tx) (string, error) {
+						return "", errors.Join(write(ctx, tx, id(name), "lost"), handler(ctx, tx))
+					})
 				})
+				call.Wait()
+				cancel()
 				if err == nil {
 					t.Errorf("%s: no error", name)
 				}
@@ -280,12 +298,44 @@ func TestB48_P12_WhatIsRolledBackIsNeverCached(t *testing.T) {
 					t.Errorf("%s: %d keys", name, n)
 				}
 				g.makeDue(id(name))
-				by := map[inbox.Mode]string{inbox.ModeDouble: "table", inbox.ModeCache: "cache"}[mode]
 				g.want(name+" again", g.process(g.box, name), "executed by "+by)
 				g.front.clear(t)
 				g.wantEffects(id(name), 1)
 			}
 		})
+	}
+}
+
+// The answer to COMMIT is lost. What was rolled back runs again and is not cached before it is committed; what was committed
+// does not run again.
+func TestB48_P12_ALostCommitIsCachedOnceItIsFoundOut(t *testing.T) {
+	w := newWorld(t)
+	proxy := testenv.NewProxy(t, w.URL)
+	g := guard(w, newFront(t, testenv.Redis(t)), inbox.ModeDouble)
+	box, err := inbox.New(through(t, w, proxy), inbox.Config{Policies: g.policies, Cache: g.front, CommitWait: patience, Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for message, c := range map[string]struct {
+		cut  func(string) <-chan struct{}
+		runs int
+	}{"committed": {proxy.CutAfter, 1}, "rolled back": {proxy.CutBefore, 2}} {
+		runs := 0
+		res, err := inbox.Process(t.Context(), box, inbox.Message{ID: id(message)}, func(ctx context.Context, tx pgx.Tx) (string, error) {
+			if n := g.front.keys(t); n != 0 {
+				t.Errorf("%s: %d keys while it runs", message, n)
+			}
+			if runs++; runs == 1 {
+				c.cut(commitOnTheWire)
+			}
+			return "value of " + message, write(ctx, tx, id(message), "")
+		})
+		if err != nil || runs != c.runs || res.Replayed != (runs == 1) {
+			t.Errorf("%s: %d runs, %+v %v", message, runs, res, err)
+		}
+		g.want(message, g.process(g.box, message), "replayed by cache")
+		g.wantEffects(id(message), 1)
+		g.front.clear(t)
 	}
 }
 
@@ -305,6 +355,54 @@ func TestB5_WithoutRedisTheTableDecides(t *testing.T) {
 	w.within(patience, "the cache is asked again", func() bool { return g.process(g.box, "b") == "replayed by cache" })
 	g.wantEffects(id("a"), 1)
 	g.wantEffects(id("b"), 1)
+}
+
+// Redis hangs: a call waits for it once, whether it handles, finds or leases the message, and not at all while the breaker is
+// open.
+func TestB5_AHungRedisCostsACallOneBudget(t *testing.T) {
+	w := newWorld(t)
+	server := testenv.NewProxy(t, testenv.Redis(t))
+	seen := &counts{seen: map[string]float64{}}
+	const budget = 100 * time.Millisecond
+	g := guard(w, newFront(t, server.URL(t, testenv.Redis(t)), func(c *cache.Config) {
+		c.Timeout, c.FailuresMax, c.OpenFor, c.Observer = budget, 4, time.Hour, seen
+	}), inbox.ModeDouble)
+	server.BlackHole(testenv.ToClient)
+	handle := func() string {
+		res, err := inbox.Handle(t.Context(), g.begin(), id("m"), func(context.Context) (string, error) { return "", errors.New("it runs again") }, inbox.Using(g.box))
+		if err != nil {
+			t.Error(err)
+		}
+		return res.Outcome.String() + " by " + res.DecidedBy.String()
+	}
+	acquire := func() string {
+		_, err := g.box.Acquire(t.Context(), inbox.Message{ID: id("m")})
+		var e *inbox.Error
+		return fmt.Sprint(errors.As(err, &e) && e.Outcome == inbox.Replayed)
+	}
+	calls := []struct {
+		want string
+		call func() string
+	}{
+		{"executed by table", func() string { return g.process(g.box, "m") }},
+		{"replayed by table", func() string { return g.process(g.box, "m") }},
+		{"replayed by table", handle},
+		{"true", acquire},
+	}
+	for n, c := range calls {
+		g.want("while it is asked", c.call(), c.want)
+		if asked := seen.seen["commitbox_cache_errors[get timeout]"]; asked != float64(n+1) || seen.seen["commitbox_cache_errors[put timeout]"] != 0 {
+			t.Errorf("after %d calls: %v", n+1, seen.seen)
+		}
+	}
+	calls[0].want = "replayed by table"
+	for _, c := range calls {
+		g.want("while it is left alone", c.call(), c.want)
+	}
+	if seen.seen["commitbox_cache_errors[get open]"] != 4 || seen.seen["commitbox_cache_errors[get timeout]"] != 4 {
+		t.Errorf("counted %v", seen.seen)
+	}
+	g.wantEffects(id("m"), 1)
 }
 
 // Many copies of one message at a time cost a few statements and not a few for each, and unknown ids leave nothing.
@@ -344,6 +442,45 @@ func TestA10_CopiesOfOneMessageAtATimeCostAFewStatements(t *testing.T) {
 	if after := g.front.keys(t); after != before {
 		t.Errorf("unknown ids left %d keys", after-before)
 	}
+}
+
+// The same without a cache and without policies: the copies come while the first one waits for the database.
+func TestA10_CopiesOfOneMessageShareTheTablesAnswer(t *testing.T) {
+	w := newWorld(t)
+	proxy := testenv.NewProxy(t, w.URL)
+	behind := *w.DB
+	behind.URL = proxy.URL(t, w.URL)
+	pool, counter := behind.CountedPool(t)
+	box, err := inbox.New(pool, inbox.Config{Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if _, err := inbox.Process(t.Context(), box, inbox.Message{ID: anID}, effect(anID)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const n = 10_000
+	var here atomic.Int64
+	wire := counter.Measure(func() {
+		proxy.BlackHole(testenv.ToClient)
+		var group sync.WaitGroup
+		for range n {
+			group.Go(func() {
+				here.Add(1)
+				if res, err := inbox.Process(context.Background(), box, inbox.Message{ID: anID}, effect(anID)); err != nil || !res.Replayed {
+					t.Errorf("%+v %v", res, err)
+				}
+			})
+		}
+		w.within(patience, "all copies are there", func() bool { return here.Load() == n })
+		proxy.Heal()
+		group.Wait()
+	})
+	if wire.Statements == 0 || wire.Statements > 40 {
+		t.Errorf("%d copies cost %d statements", n, wire.Statements)
+	}
+	w.wantEffects(anID, 1)
 }
 
 // A batch asks for all of its messages, and keeps copies of what it committed; a lease does as well.

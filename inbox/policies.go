@@ -98,8 +98,9 @@ func (p *Policies) Run(ctx context.Context) error {
 	return p.queries.PolicyForgetReplicas(ctx, p.Replica)
 }
 
-// Load reads the table now. A policy that this version does not understand is reported and the one before it stays; the
-// error then says so, and that of a database that does not answer as well.
+// Load reads the table now. A policy that this version does not understand is reported and the one before it stays; if there
+// was none, the consumer's messages are refused with ErrUnavailable. The error then says so, and that of a database that does
+// not answer as well.
 func (p *Policies) Load(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -139,11 +140,10 @@ func (p *Policies) read(ctx context.Context) (*snapshot, error) {
 		if err := s.check(); err != nil {
 			problems = append(problems, err)
 			next.unfollowed = append(next.unfollowed, s.Version)
-			s = p.lastGood(s.Consumer)
+			next.standings[s.Consumer] = p.lastGood(s.Consumer)
+			continue
 		}
-		if s != nil {
-			next.standings[s.Consumer] = s
-		}
+		next.standings[s.Consumer] = s
 	}
 	if next.standings[EveryConsumer] == nil {
 		return nil, errors.Join(append(problems, errNoStandard)...)
@@ -206,8 +206,8 @@ func (p *Policies) complain(ctx context.Context, err error) {
 // Get returns what holds for a consumer, as this process knows it.
 func (p *Policies) Get(consumer string) (Standing, error) {
 	s := p.current.Load()
-	if s == nil {
-		return Standing{}, errNotLoaded
+	if s == nil || s.unknown(consumer) {
+		return Standing{}, errNoPolicy
 	}
 	return s.of(consumer, standard.LeaseFor), nil
 }
@@ -220,7 +220,9 @@ func (p *Policies) List() []Standing {
 	}
 	list := make([]Standing, 0, len(s.standings))
 	for consumer := range s.standings {
-		list = append(list, s.of(consumer, standard.LeaseFor))
+		if !s.unknown(consumer) {
+			list = append(list, s.of(consumer, standard.LeaseFor))
+		}
 	}
 	slices.SortFunc(list, func(a, b Standing) int { return strings.Compare(a.Consumer, b.Consumer) })
 	return list

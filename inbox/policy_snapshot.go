@@ -14,9 +14,9 @@ type snapshot struct {
 	asked      time.Time // on this process's clock
 	now        time.Time // the same on the database's
 	version    int64
-	unfollowed []int64 // versions of policies that were not understood
-	agreed     int64   // the oldest version by which a replica works
-	standings  map[string]*Standing
+	unfollowed []int64              // versions of policies that were not understood
+	agreed     int64                // the oldest version by which a replica works
+	standings  map[string]*Standing // nil: there is a policy, but none that was ever understood
 	identity   Identity
 	trusted    bool // what is cached under the identity is true
 
@@ -29,7 +29,7 @@ type boxKey struct {
 	consumer string
 }
 
-var errNotLoaded = errors.New("the policies have not been read yet; call Policies.Load before the first message is handled")
+var errNoPolicy = errors.New("the consumer's policy is not known: the policies have not been read yet (call Policies.Load before the first message is handled), or this version does not understand it")
 
 func standing(row *db.PolicyListRow) *Standing {
 	return &Standing{
@@ -54,6 +54,12 @@ func (s *snapshot) of(consumer string, lease time.Duration) Standing {
 	override(&lease, now.Lease)
 	now.Stage = now.stage(time.Since(s.asked), s.agreed >= now.Version, lease)
 	return now
+}
+
+// unknown says that a consumer has a policy that was never understood. That of the others may be weaker.
+func (s *snapshot) unknown(consumer string) bool {
+	found, ok := s.standings[consumer]
+	return ok && found == nil
 }
 
 // followed returns the version up to which every policy is followed.
@@ -117,6 +123,9 @@ func (b *Box) under(consumer string) (_ *Box, over func()) {
 // policy returns how a consumer's messages are guarded. If nothing was heard for long, the mode may have changed: no copy is
 // trusted, and both stores are used if this box has both.
 func (s *snapshot) policy(consumer string, b *Box) policy {
+	if s.unknown(consumer) {
+		return policy{}
+	}
 	p := policy{Standing: s.of(consumer, b.LeaseFor), snapshot: s}
 	p.guards = guardsOf(p.Mode, p.Stage)
 	if s.stale() {

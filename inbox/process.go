@@ -38,6 +38,8 @@ const conflictsMax = 5
 // pgx.ErrTxClosed; its Conn and its LargeObjects cannot be taken back and must not be used any more. If fn ends the
 // transaction in another way, the error is ErrTxEnded. COMMIT is sent even if ctx ends while fn returns.
 //
+// Copies of a message that are given to one box at the same time ask the database once, and share its answer.
+//
 // Not promised: an end of fn. Give ctx a deadline; one that passes counts as a failure, a cancelled ctx does not.
 // Without a result, Process adds no round trip to the transaction; a result travels with COMMIT.
 func Process[R any](ctx context.Context, box *Box, msg Message, fn func(ctx context.Context, tx pgx.Tx) (R, error)) (Result[R], error) {

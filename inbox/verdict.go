@@ -22,6 +22,7 @@ type verdict struct {
 	lost        bool   // COMMIT was sent and its answer did not come
 	by          DecidedBy
 	copy        *rowCopy // of a replay, if it may be cached
+	away        bool     // no answer: the cache in front failed, and is left alone for the rest of the call
 }
 
 // rowCopy is a completed row that others can see.
