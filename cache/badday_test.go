@@ -109,6 +109,23 @@ func TestB5_AHungRedisCostsTheBudgetUntilTheBreakerOpens(t *testing.T) {
 	}
 }
 
+// TestTheBudgetOfACallIs20Milliseconds has a cache whose Timeout was not set.
+func TestTheBudgetOfACallIs20Milliseconds(t *testing.T) {
+	t.Parallel()
+	s := private(t)
+	c := open(t, connect(t, s.URL()), budget(0))
+	_ = back(t, c)
+	must(t, s.Pause())
+	began := time.Now()
+	_, _, err := c.Get(t.Context(), here, newID())
+	took := time.Since(began)
+	must(t, s.Resume())
+	wantUnavailable(t, err)
+	if took < 20*time.Millisecond || took > 20*time.Millisecond+slack {
+		t.Errorf("a call that is not answered took %v", took)
+	}
+}
+
 // TestTheBudgetBoundsDialsAndThePool lets many callers want the one connection that is not there.
 func TestTheBudgetBoundsDialsAndThePool(t *testing.T) {
 	t.Parallel()

@@ -339,6 +339,104 @@ func TestB48_P12_ALostCommitIsCachedOnceItIsFoundOut(t *testing.T) {
 	}
 }
 
+// dying is a cache before which the process dies: it keeps nothing.
+type dying struct {
+	inbox.Cache
+	put func(inbox.ID)
+}
+
+func (d dying) Put(_ context.Context, _ inbox.Identity, id inbox.ID, _ inbox.CacheEntry, _ time.Duration) error {
+	d.put(id)
+	return errors.New("it dies")
+}
+
+// A copy is written when the row is committed, and not before. Who dies between the two leaves the row, which is an answer.
+func TestB48_TheCopyIsWrittenAfterTheCommit(t *testing.T) {
+	g := newGuarded(t, inbox.ModeDouble)
+	var mu sync.Mutex
+	puts := map[inbox.ID]int{}
+	box := g.world.box(inbox.Config{Policies: g.policies, Cache: dying{g.front, func(of inbox.ID) {
+		g.wantRow(of, "completed", 1)
+		g.wantEffects(of, 1)
+		mu.Lock()
+		defer mu.Unlock()
+		puts[of]++
+	}}})
+	g.want("Process", g.process(box, "p"), "executed by table")
+	batch := []inbox.Message{{ID: id("a")}, {ID: id("b")}}
+	for _, a := range inbox.ProcessBatch(t.Context(), box, batch, func(ctx context.Context, tx pgx.Tx, msgs []inbox.Message) ([]string, error) {
+		return []string{"value of a", "value of b"}, errors.Join(write(ctx, tx, id("a"), ""), write(ctx, tx, id("b"), ""))
+	}) {
+		if a.Err != nil || a.Outcome != inbox.Executed {
+			t.Errorf("ProcessBatch: %+v", a)
+		}
+	}
+	if _, err := inbox.ProcessLeased(t.Context(), box, inbox.Message{ID: id("l")}, func(ctx context.Context, lease *inbox.Lease) (string, error) {
+		return inbox.CompleteIn(ctx, lease, func(ctx context.Context, tx pgx.Tx) (string, error) {
+			return "value of l", write(ctx, tx, id("l"), "")
+		})
+	}); err != nil {
+		t.Errorf("ProcessLeased: %v", err)
+	}
+	for _, message := range []string{"p", "a", "b", "l"} {
+		if puts[id(message)] != 1 {
+			t.Errorf("%s was put %d times", message, puts[id(message)])
+		}
+		g.want("after the death", g.process(g.box, message), "replayed by table")
+		g.wantEffects(id(message), 1)
+	}
+}
+
+// Fifty wait for a copy whose caller goes away in the middle of the handler, and Redis goes away with it: one of them runs the
+// handler, and the others get its answer.
+func TestB47_OneWaiterTakesOverAndRedisGoesMeanwhile(t *testing.T) {
+	w := newWorld(t)
+	var counter *testenv.WireCounter
+	w.Pool, counter = w.CountedPool(t)
+	server := testenv.NewProxy(t, testenv.Redis(t))
+	g := guard(w, newFront(t, server.URL(t, testenv.Redis(t))), inbox.ModeDouble)
+	box := g.world.box(inbox.Config{Policies: g.policies, Cache: g.front, Wait: patience})
+	leader, leave := context.WithCancel(t.Context())
+	const n = 50
+	var here, runs atomic.Int64
+	wire := counter.Measure(func() {
+		var group sync.WaitGroup
+		begun := make(chan struct{})
+		group.Go(func() {
+			_, err := inbox.Process(leader, box, inbox.Message{ID: id("m")}, func(ctx context.Context, tx pgx.Tx) (string, error) {
+				close(begun)
+				<-ctx.Done()
+				return "", ctx.Err()
+			})
+			if !errors.Is(err, inbox.ErrUnavailable) {
+				t.Errorf("the leader: %v", err)
+			}
+		})
+		<-begun
+		for range n {
+			group.Go(func() {
+				here.Add(1)
+				res, err := inbox.Process(context.Background(), box, inbox.Message{ID: id("m")}, func(ctx context.Context, tx pgx.Tx) (string, error) {
+					runs.Add(1)
+					return "value", write(ctx, tx, id("m"), "")
+				})
+				if err != nil || res.Value != "value" {
+					t.Errorf("a waiter: %+v %v", res, err)
+				}
+			})
+		}
+		w.within(patience, "all wait", func() bool { return here.Load() == n })
+		server.Refuse(true)
+		server.Cut()
+		leave()
+		group.Wait()
+	})
+	if runs.Load() != 1 || wire.Statements > n {
+		t.Errorf("%d runs and %d statements for %d waiters", runs.Load(), wire.Statements, n)
+	}
+	g.wantEffects(id("m"), 1)
+}
+
 // Redis away, and back: in mode double the table decides, and nothing is lost or doubled.
 func TestB5_WithoutRedisTheTableDecides(t *testing.T) {
 	w := newWorld(t)
