@@ -146,6 +146,55 @@ func TestCleanupRefusesAClockThatItCannotBelieve(t *testing.T) {
 	}
 }
 
+// The database's clock leaps between two ticks, though not far from the process's: nothing is removed, and the job's row says why, until
+// somebody confirms the clock or it comes back.
+func TestB69_ALeapBetweenTicksIsRefused(t *testing.T) {
+	t.Parallel()
+	db, shift := shifted(t)
+	c, err := NewCleanup(db.Pool, CleanupConfig{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	job := c.Job()
+	job.Spec, job.Jitter = yearly, 0
+	s, err := New(db.Pool, []Job{job}, quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.RunOnce(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	tick := func(refused bool) {
+		t.Helper()
+		exec(t, db, `insert into commitbox.inbox (consumer, message_id, status, finished_at) values ('a', 'old', 'completed', now() - interval '8 days') on conflict do nothing`)
+		exec(t, db, `update commitbox.schedule_job set next_tick_at = clock_timestamp(), due_at = clock_timestamp()`) // by the shifted clock
+		runs, err := s.RunOnce(t.Context())
+		var refusal *ClockError
+		if runs != 1 || errors.As(err, &refusal) != refused {
+			t.Errorf("%d runs, %v", runs, err)
+		}
+		var left int
+		if err := db.Pool.QueryRow(t.Context(), `select count(*) from commitbox.inbox`).Scan(&left); err != nil || (left == 1) != refused {
+			t.Errorf("%d rows, %v", left, err)
+		}
+		if got := statusOf(t, s, "cleanup"); strings.Contains(got.Error, "leapt by 10m") != refused {
+			t.Errorf("%+v", got)
+		}
+	}
+	tick(false)
+	shift(10 * time.Minute)
+	tick(true)
+	tick(true)
+	shift(0)
+	tick(false)
+	shift(10 * time.Minute)
+	tick(true)
+	if err := c.ConfirmClock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	tick(false)
+}
+
 // The database's clock may leap in the middle of a run: ages count from its start.
 func TestCleanupCountsFromTheStartOfTheRun(t *testing.T) {
 	t.Parallel()

@@ -171,10 +171,11 @@ func TestMissedTick(t *testing.T) {
 	var seen counts
 	cfg := quiet()
 	cfg.Observer = &seen
-	e := replica(t, db, cfg, Job{Name: "catches up", Spec: "* * * * *", CatchUp: true, Run: counting(&catching)}, Job{Name: "other", Spec: yearly, Run: counting(&other)})
-	e.step(t)
+	jobs := []Job{{Name: "catches up", Spec: "* * * * *", CatchUp: true, Run: counting(&catching)}, {Name: "other", Spec: yearly, Run: counting(&other)}}
+	replica(t, db, cfg, jobs...).step(t)
 	due(t, db, "catches up", 6*time.Hour)
 	due(t, db, "other", 61*time.Second)
+	e := replica(t, db, cfg, jobs...) // all were down, and this is the first that starts
 	e.step(t)
 	e.step(t)
 	if catching.Load() != 1 || other.Load() != 0 {
