@@ -29,13 +29,13 @@ func (s *shared) run(ctx context.Context, claim db.InboxClaimBatchParams, fn fun
 	defer conn.Release()
 	defer rollback(ctx, conn.Conn())
 	var tx pgx.Tx
-	rows, err := db.New(s.box.schema.On(pipe{on: conn.Conn(), begin: &tx})).InboxClaimBatch(ctx, claim)
+	ours, err := db.New(s.box.schema.On(pipe{on: conn.Conn(), begin: &tx})).InboxClaimBatch(ctx, claim)
 	if err != nil {
 		return err
 	}
-	for _, row := range rows {
-		if row.Claimed {
-			s.claimed = append(s.claimed, int(row.Position)-1)
+	for n, id := range claim.MessageIds { // both in one order
+		if len(ours) > 0 && ours[0] == id {
+			s.claimed, ours = append(s.claimed, n), ours[1:]
 		}
 	}
 	if len(s.claimed) == 0 {

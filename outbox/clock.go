@@ -7,6 +7,7 @@ import (
 
 const (
 	clockEvery = 500 * time.Millisecond // how often to look for messages that have become due, or were scheduled meanwhile
+	clockRest  = 20 * time.Millisecond  // those that become due within it are moved together
 	clockBatch = 1000
 )
 
@@ -49,7 +50,7 @@ func (c *clock) move(ctx context.Context) (time.Duration, error) {
 	if moved == clockBatch {
 		return 0, nil
 	}
-	return max(time.Millisecond, min(nextIn, clockEvery)), nil
+	return max(clockRest, min(nextIn, clockEvery)), nil
 }
 
 func (c *clock) close() {

@@ -18,7 +18,7 @@ type policy struct {
 
 // decision is what to do about a batch that was published.
 type decision struct {
-	confirmed []confirmation
+	confirmed []found
 	change    change
 	tried     bool  // something was sent
 	left      []int // rows that stay where they are
@@ -34,9 +34,9 @@ func (p policy) decide(rows []row, verdicts []verdict) decision {
 		switch {
 		case v.result == resultOK:
 			if d.confirmed == nil {
-				d.confirmed = make([]confirmation, 0, len(rows))
+				d.confirmed = make([]found, 0, len(rows))
 			}
-			d.confirmed = append(d.confirmed, confirmation{r.ref, r.ID, r.place})
+			d.confirmed = append(d.confirmed, found{r.ref, r.ID, r.place})
 		case v.result == resultPermanent, v.result == resultRetryable && r.Attempt >= p.maxAttempts:
 			p.bury(&d.change, r, v.err)
 		case v.result == resultRetryable:

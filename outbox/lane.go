@@ -37,7 +37,7 @@ type lane struct {
 	shards      []*shard       // in order
 	version     uint64         // of the assignment that shards come from
 	keep        bool           // what is confirmed is kept
-	unconfirmed []confirmation // by the broker; their delete is not acknowledged
+	unconfirmed []found // by the broker; their delete is not acknowledged
 	published   int            // confirmed since the lane was made
 
 	seen       view
@@ -310,7 +310,7 @@ func (l *lane) moveFollowers(ctx context.Context, rows []row) ([]row, error) {
 	for i := range rows {
 		r := &rows[i]
 		if s := l.find(r.shard); r.Key != "" && s != nil && s.blocked[r.Key] {
-			c.deferred = append(c.deferred, failure{ref: r.ref})
+			c.followers = append(c.followers, found{r.ref, r.ID, r.place})
 		} else {
 			free = append(free, *r)
 		}

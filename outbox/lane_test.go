@@ -229,9 +229,9 @@ func TestA5_AConfirmationDeletesWhereverTheMessageLies(t *testing.T) {
 		s.put(t, "c", "dead")
 		rows := s.poll(t, 10, 1<<20, 0)
 		var c change
-		var confirmed []confirmation
+		var confirmed []found
 		for i := range rows {
-			confirmed = append(confirmed, confirmation{rows[i].ref, rows[i].ID, rows[i].place})
+			confirmed = append(confirmed, found{rows[i].ref, rows[i].ID, rows[i].place})
 			switch string(rows[i].Payload) {
 			case "deferred":
 				c.block, c.deferred = []blocked{{rows[i].keyRef(), time.Hour}}, []failure{{ref: rows[i].ref, attempts: 1, text: "x", delay: time.Hour}}

@@ -351,7 +351,7 @@ func (s *memory) nextDue(_ context.Context, of []int16) (time.Duration, bool, er
 	return time.Until(first), first != never, nil
 }
 
-func (s *memory) confirm(_ context.Context, confirmed []confirmation, keep bool) error {
+func (s *memory) confirm(_ context.Context, confirmed []found, keep bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, r := range confirmed {
@@ -419,7 +419,13 @@ func (s *memory) apply(_ context.Context, owner uuid.UUID, epochs map[int16]int6
 			s.keys[h.keyRef] = &memoryBlock{never, "dead", h.id}
 		}
 	}
-	for _, f := range c.deferred {
+	gone := c.deferred
+	for _, f := range c.followers {
+		if m := s.hot[f.origin()]; m != nil && m.ID == f.message {
+			gone = append(gone, failure{ref: f.ref})
+		}
+	}
+	for _, f := range gone {
 		at := f.origin()
 		m := s.hot[at]
 		if m == nil {

@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -279,7 +281,7 @@ func (l *postgresLink) moveScheduled(ctx context.Context, atMost int) (int, time
 
 // confirm deletes messages from where they were read. What is missing there is looked for by its position, in hot, then among
 // the deferred, of which some were read; the last look is for what a later owner declared dead.
-func (l *postgresLink) confirm(ctx context.Context, confirmed []confirmation, keep bool) error {
+func (l *postgresLink) confirm(ctx context.Context, confirmed []found, keep bool) error {
 	n, err := l.confirmAt(ctx, confirmed, keep)
 	left := int64(len(confirmed)) - n
 	if err != nil || left == 0 {
@@ -303,7 +305,7 @@ func (l *postgresLink) confirm(ctx context.Context, confirmed []confirmation, ke
 	return nil
 }
 
-func (l *postgresLink) confirmAt(ctx context.Context, confirmed []confirmation, keep bool) (int64, error) {
+func (l *postgresLink) confirmAt(ctx context.Context, confirmed []found, keep bool) (int64, error) {
 	var p db.DeleteAtParams
 	p.Places, p.Ids, p.MessageIds = make([]pgtype.TID, 0, len(confirmed)), make([]int64, 0, len(confirmed)), make([]pgtype.UUID, 0, len(confirmed))
 	for i := range confirmed {
@@ -320,7 +322,7 @@ func (l *postgresLink) confirmAt(ctx context.Context, confirmed []confirmation, 
 	return l.q.DeleteAt(ctx, p)
 }
 
-func (l *postgresLink) positions(confirmed []confirmation) db.DeleteConfirmedParams {
+func (l *postgresLink) positions(confirmed []found) db.DeleteConfirmedParams {
 	p := db.DeleteConfirmedParams{Channel: l.channel}
 	for _, c := range confirmed {
 		p.Shards, p.Ids, p.MessageIds = append(p.Shards, c.shard), append(p.Ids, c.id), append(p.MessageIds, pgID(c.message))
@@ -338,6 +340,10 @@ func columns(refs []ref) (shards []int16, ids []int64) {
 // apply: the fence first, then every change in a fresh statement, for the shards that passed it.
 func (l *postgresLink) apply(ctx context.Context, owner uuid.UUID, epochs map[int16]int64, c change) (outcome, error) {
 	var done outcome
+	if len(c.followers) > 0 {
+		lost, err := l.moveFollowers(ctx, owner, epochs, &c)
+		return outcome{lost: lost}, err
+	}
 	err := pgx.BeginTxFunc(ctx, l.conn, readCommitted, func(tx pgx.Tx) error {
 		q := db.New(l.schema.On(tx))
 		lost, err := l.fence(ctx, q, owner, epochs, &c)
@@ -358,18 +364,64 @@ func (l *postgresLink) apply(ctx context.Context, owner uuid.UUID, epochs map[in
 	return done, err
 }
 
+// claimed is what c says of who owns the shards that it touches.
+func (l *postgresLink) claimed(owner uuid.UUID, epochs map[int16]int64, c *change) db.FenceParams {
+	p := db.FenceParams{Channel: l.channel, Owner: pgID(owner), Shards: c.shards()}
+	for _, s := range p.Shards {
+		p.Epochs = append(p.Epochs, epochs[s])
+	}
+	return p
+}
+
+// moveFollowers is the change that a round of a shard with a blocked key begins with, so it is one round trip: what follows the
+// fence asks again who owns the shard. Messages that do not lie any more where they were read are moved by their positions.
+func (l *postgresLink) moveFollowers(ctx context.Context, owner uuid.UUID, epochs map[int16]int64, c *change) (lost []int16, err error) {
+	p := l.claimed(owner, epochs, c)
+	var at db.DeleteAtParams
+	for _, f := range c.followers {
+		at.Places, at.Ids, at.MessageIds = append(at.Places, f.place), append(at.Ids, f.id), append(at.MessageIds, pgID(f.message))
+	}
+	var kept []int16
+	var moved int64
+	batch := new(pgx.Batch)
+	batch.BeginTx(readCommitted)
+	batch.Queue(l.schema.Rewrite(db.Fence), p.Channel, p.Owner, p.Shards, p.Epochs).Query(func(rows pgx.Rows) (err error) {
+		kept, err = pgx.CollectRows(rows, pgx.RowTo[int16])
+		return err
+	})
+	batch.Queue(l.schema.Rewrite(db.MoveFollowers), p.Channel, p.Owner, p.Shards, p.Epochs, at.Places, at.Ids, at.MessageIds).Exec(func(tag pgconn.CommandTag) error {
+		moved = tag.RowsAffected()
+		return nil
+	})
+	batch.Queue(schema.Commit)
+	results := l.conn.SendBatch(ctx, batch)
+	tx := results.Tx()
+	if err := results.Close(); err != nil {
+		return nil, errors.Join(err, tx.Rollback(ctx))
+	}
+	lost = slices.DeleteFunc(p.Shards, func(s int16) bool { return slices.Contains(kept, s) })
+	if len(lost) > 0 {
+		*c = c.without(lost)
+	}
+	if int(moved) == len(c.followers) {
+		return lost, nil
+	}
+	var again change
+	for _, f := range c.followers {
+		again.deferred = append(again.deferred, failure{ref: f.ref})
+	}
+	done, err := l.apply(ctx, owner, epochs, again)
+	return append(lost, done.lost...), err
+}
+
 // fence locks the shards that c touches, and takes out of c what concerns shards that are lost.
 func (l *postgresLink) fence(ctx context.Context, q *db.Queries, owner uuid.UUID, epochs map[int16]int64, c *change) ([]int16, error) {
-	touched := c.shards()
-	tokens := make([]int64, len(touched))
-	for i, s := range touched {
-		tokens[i] = epochs[s]
-	}
-	kept, err := q.Fence(ctx, db.FenceParams{Channel: l.channel, Owner: pgID(owner), Shards: touched, Epochs: tokens})
+	p := l.claimed(owner, epochs, c)
+	kept, err := q.Fence(ctx, p)
 	if err != nil {
 		return nil, err
 	}
-	lost := slices.DeleteFunc(touched, func(s int16) bool { return slices.Contains(kept, s) })
+	lost := slices.DeleteFunc(p.Shards, func(s int16) bool { return slices.Contains(kept, s) })
 	if len(lost) > 0 {
 		*c = c.without(lost)
 	}

@@ -118,7 +118,7 @@ func TestA3_AFollowerWithoutABlockedKeyIsImpossible(t *testing.T) {
 	s.put(t, "a", "a1", "a2")
 	rows := s.poll(t, 10, 1<<20, 0)
 	epochs := epochsOf(s.look(t, owner))
-	_, err := s.link.apply(t.Context(), owner, epochs, change{deferred: []failure{{ref: rows[1].ref}}})
+	_, err := s.link.apply(t.Context(), owner, epochs, change{followers: []found{{rows[1].ref, rows[1].ID, rows[1].place}}})
 	if pg := (*pgconn.PgError)(nil); !errors.As(err, &pg) || pg.Code != "23503" {
 		t.Fatalf("a follower without its key's row: %v", err)
 	}
@@ -158,13 +158,13 @@ func TestA5_AStaleConfirmationRemovesNoNewCopy(t *testing.T) {
 	must(t, err)
 	var requeued bool
 	must(t, db.Pool.QueryRow(t.Context(), "select commitbox.outbox_requeue('default', $1)", a1.ID.String()).Scan(&requeued))
-	must(t, s.link.confirm(t.Context(), []confirmation{{a1.ref, a1.ID, a1.place}}, false)) // a former owner's, late
+	must(t, s.link.confirm(t.Context(), []found{{a1.ref, a1.ID, a1.place}}, false)) // a former owner's, late
 	after := s.poll(t, 10, 1<<20, 0)
 	if !requeued || len(after) != 1 || after[0].ID != a1.ID || after[0].id == a1.id {
 		t.Errorf("requeued %v; in hot now: %+v", requeued, after)
 	}
-	must(t, s.link.confirm(t.Context(), []confirmation{{after[0].ref, after[0].ID, after[0].place}}, false))
-	must(t, s.link.confirm(t.Context(), []confirmation{{after[0].ref, after[0].ID, after[0].place}}, false)) // again, its answer was lost
+	must(t, s.link.confirm(t.Context(), []found{{after[0].ref, after[0].ID, after[0].place}}, false))
+	must(t, s.link.confirm(t.Context(), []found{{after[0].ref, after[0].ID, after[0].place}}, false)) // again, its answer was lost
 	expect(t, "hot after the confirmation", 0, len(s.poll(t, 10, 1<<20, 0)))
 }
 
@@ -192,17 +192,34 @@ func TestA5_AConfirmationTrustsNoPlace(t *testing.T) {
 	nowhere := pgtype.TID{BlockNumber: 1 << 20, OffsetNumber: 1, Valid: true}
 	for _, c := range []struct {
 		what      string
-		confirmed []confirmation
+		confirmed []found
 		left      []string
 	}{
-		{"a1 where a2 lies", []confirmation{{a[0].ref, a[0].ID, a[1].place}}, []string{"a2", "a3", "a4"}},
-		{"a1 again", []confirmation{{a[0].ref, a[0].ID, a[1].place}}, []string{"a2", "a3", "a4"}},
-		{"a3 where nothing lies", []confirmation{{a[2].ref, a[2].ID, nowhere}}, []string{"a2", "a4"}},
-		{"positions drawn twice, for other messages", []confirmation{{a[1].ref, a[3].ID, a[1].place}, {a[3].ref, a[1].ID, a[3].place}}, []string{"a2", "a4"}},
+		{"a1 where a2 lies", []found{{a[0].ref, a[0].ID, a[1].place}}, []string{"a2", "a3", "a4"}},
+		{"a1 again", []found{{a[0].ref, a[0].ID, a[1].place}}, []string{"a2", "a3", "a4"}},
+		{"a3 where nothing lies", []found{{a[2].ref, a[2].ID, nowhere}}, []string{"a2", "a4"}},
+		{"positions drawn twice, for other messages", []found{{a[1].ref, a[3].ID, a[1].place}, {a[3].ref, a[1].ID, a[3].place}}, []string{"a2", "a4"}},
 	} {
 		must(t, s.link.confirm(t.Context(), c.confirmed, false))
 		expect(t, c.what, c.left, texts(s.poll(t, 10, 1<<20, 0)))
 	}
+}
+
+// What comes behind a failed message is moved from wherever it lies by now, and nothing else in its place.
+func TestA3_FollowersAreMovedFromWhereverTheyLie(t *testing.T) {
+	t.Parallel()
+	_, s, owner := ownedStore(t)
+	s.put(t, "a", "a1", "a2", "a3", "a4")
+	a, epochs := s.poll(t, 10, 1<<20, 0), epochsOf(s.look(t, owner))
+	apply := func(c change) {
+		t.Helper()
+		_, err := s.link.apply(t.Context(), owner, epochs, c)
+		must(t, err)
+	}
+	apply(change{block: []blocked{{a[0].keyRef(), 0}}, deferred: []failure{{ref: a[0].ref, attempts: 1, text: "x"}}})
+	apply(change{followers: []found{{a[1].ref, a[1].ID, a[2].place}, {a[3].ref, a[3].ID, a[3].place}}})
+	expect(t, "hot", []string{"a3"}, texts(s.poll(t, 10, 1<<20, 0)))
+	expect(t, "deferred", []string{"a1", "a2", "a4"}, s.due(t))
 }
 
 // A payload that is larger than a row's share of the bytes is not read by the short way, and what is small is again
@@ -218,11 +235,11 @@ func TestH4_LargePayloadsComeWithinTheBound(t *testing.T) {
 	expect(t, "until the bound is crossed", []string{"a1", large, "a3", large}, texts(first))
 	expect(t, "by the long way next", true, link.large)
 	for _, r := range first {
-		must(t, s.link.confirm(t.Context(), []confirmation{{r.ref, r.ID, r.place}}, false))
+		must(t, s.link.confirm(t.Context(), []found{{r.ref, r.ID, r.place}}, false))
 	}
 	rest := s.poll(t, 10, bound, 0)
 	expect(t, "the rest", []string{large, "a6"}, texts(rest))
-	must(t, s.link.confirm(t.Context(), []confirmation{{rest[0].ref, rest[0].ID, rest[0].place}}, false))
+	must(t, s.link.confirm(t.Context(), []found{{rest[0].ref, rest[0].ID, rest[0].place}}, false))
 	expect(t, "the last", []string{"a6"}, texts(s.poll(t, 10, bound, 0)))
 	expect(t, "by the short way next", false, link.large)
 }

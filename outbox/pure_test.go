@@ -57,7 +57,7 @@ func TestDecide(t *testing.T) {
 		hold    bool
 		want    decision
 	}{
-		"confirmed":       {row: keyed, verdict: verdict{}, want: decision{tried: true, confirmed: []confirmation{{ref: keyed.ref}}}},
+		"confirmed":       {row: keyed, verdict: verdict{}, want: decision{tried: true, confirmed: []found{{ref: keyed.ref}}}},
 		"not tried":       {row: keyed, verdict: verdict{resultNotTried, ErrNotTried}, want: decision{left: []int{0}}},
 		"away":            {row: keyed, verdict: verdict{resultUnavailable, boom}, want: decision{tried: true, left: []int{0}}},
 		"fails":           {row: keyed, verdict: verdict{resultRetryable, boom}, want: decision{tried: true, change: change{deferred: []failure{{keyed.ref, 1, "boom", time.Second}}, block: []blocked{{key, time.Second}}}}},
@@ -70,7 +70,7 @@ func TestDecide(t *testing.T) {
 	} {
 		p := policy{maxAttempts: 5, hold: tc.hold, backoff: func(n int) time.Duration { return time.Duration(n) * time.Second }}
 		got := p.decide([]row{tc.row}, []verdict{tc.verdict})
-		if diff := cmp.Diff(tc.want, got, cmp.AllowUnexported(decision{}, change{}, failure{}, blocked{}, held{}, confirmation{}, ref{}, keyRef{}), cmp.Comparer(errors.Is)); diff != "" {
+		if diff := cmp.Diff(tc.want, got, cmp.AllowUnexported(decision{}, change{}, failure{}, blocked{}, held{}, found{}, ref{}, keyRef{}), cmp.Comparer(errors.Is)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}

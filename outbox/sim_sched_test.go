@@ -229,7 +229,7 @@ func (w *slow) drained(ctx context.Context, of []int16, keys int) ([]keyRef, err
 	return pass(w, func() ([]keyRef, error) { return w.memory.drained(ctx, of, keys) })
 }
 
-func (w *slow) confirm(ctx context.Context, c []confirmation, keep bool) error {
+func (w *slow) confirm(ctx context.Context, c []found, keep bool) error {
 	return effect(w, func() error { return w.memory.confirm(ctx, c, keep) })
 }
 

@@ -58,7 +58,7 @@ type link interface {
 
 	// confirm removes messages that the broker has confirmed, wherever they are now, and keeps them among the sent ones if
 	// that is asked. It is not fenced.
-	confirm(ctx context.Context, confirmed []confirmation, keep bool) error
+	confirm(ctx context.Context, confirmed []found, keep bool) error
 	// moveScheduled gives due messages their place in hot, and tells how many, and when the next is due.
 	moveScheduled(ctx context.Context, atMost int) (moved int, nextIn time.Duration, err error)
 	// apply makes a change of state in the shards that are still held under the epochs given, and tells which are not.
@@ -115,9 +115,9 @@ type ref struct {
 // origin names the message wherever it was read from.
 func (r ref) origin() ref { return ref{shard: r.shard, id: r.id} }
 
-// confirmation is a message that the broker has confirmed. Its id is compared too: after a failover a position may have been
-// drawn again, for another message.
-type confirmation struct {
+// found is a message where it was read. Its id is compared too: after a failover a position may have been drawn again, for
+// another message.
+type found struct {
 	ref
 	message uuid.UUID
 	place   pgtype.TID // of a message that was read from hot
@@ -143,14 +143,15 @@ func (r *row) keyRef() keyRef { return keyRef{r.shard, r.Key} }
 // change is a change of state of one or more shards. It happens as a whole or not at all, but for shards that are lost.
 // A message and a key stand in it once.
 type change struct {
-	deferred []failure // leave hot for deferred: failed heads, and followers with 0 attempts
-	failed   []failure // fail again in deferred
-	buried   []failure // become dead
-	block    []blocked // keys that wait until a time
-	hold     []held    // keys that wait for an operator
-	unblock  []keyRef  // keys that may flow if nothing is left behind them
-	probes   []probe   // messages that are about to be tried, of shards on probation
-	clean    []int16   // shards whose probation has ended
+	followers []found   // leave hot for deferred, behind what failed; never along with another change
+	deferred  []failure // fail, and leave hot for deferred
+	failed    []failure // fail again in deferred
+	buried    []failure // become dead
+	block     []blocked // keys that wait until a time
+	hold      []held    // keys that wait for an operator
+	unblock   []keyRef  // keys that may flow if nothing is left behind them
+	probes    []probe   // messages that are about to be tried, of shards on probation
+	clean     []int16   // shards whose probation has ended
 }
 
 type failure struct {
@@ -166,7 +167,7 @@ type blocked struct {
 }
 
 func (c *change) empty() bool {
-	return len(c.deferred)+len(c.failed)+len(c.buried)+len(c.block)+len(c.hold)+len(c.unblock)+len(c.probes)+len(c.clean) == 0
+	return len(c.followers)+len(c.deferred)+len(c.failed)+len(c.buried)+len(c.block)+len(c.hold)+len(c.unblock)+len(c.probes)+len(c.clean) == 0
 }
 
 // held is a key that a dead message holds.
@@ -197,6 +198,7 @@ func (c *change) without(lost []int16) change {
 
 // each calls keep with the shard of every entry, and drops the entries for which it says no.
 func (c *change) each(keep func(shard int16) bool) {
+	filter(&c.followers, func(f found) bool { return keep(f.shard) })
 	filter(&c.deferred, func(f failure) bool { return keep(f.shard) })
 	filter(&c.failed, func(f failure) bool { return keep(f.shard) })
 	filter(&c.buried, func(f failure) bool { return keep(f.shard) })

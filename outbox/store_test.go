@@ -298,8 +298,14 @@ func TestStoreKeepsBlockedKeys(t *testing.T) {
 		key := a1.keyRef()
 		apply(change{
 			block:    []blocked{{key, time.Hour}},
-			deferred: []failure{{ref: a1.ref, attempts: 1, text: "refused", delay: time.Hour}, {ref: a2.ref}, {ref: loose.ref, attempts: 1, text: "refused", delay: time.Hour}},
+			deferred: []failure{{ref: a1.ref, attempts: 1, text: "refused", delay: time.Hour}, {ref: loose.ref, attempts: 1, text: "refused", delay: time.Hour}},
 		})
+		behind := []found{{a2.ref, a2.ID, a2.place}}
+		done, err := s.link.apply(t.Context(), owner, map[int16]int64{key.shard: 1 << 40}, change{followers: behind})
+		must(t, err)
+		expect(t, "lost, of another epoch", []int16{key.shard}, done.lost)
+		expect(t, "hot, before what comes behind is moved", []string{"a2", "a3"}, texts(s.poll(t, 10, 1<<20, 0)))
+		apply(change{followers: behind})
 		expect(t, "hot", []string{"a3"}, texts(s.poll(t, 10, 1<<20, 0)))
 		expect(t, "due", []string{}, s.due(t))
 		in, some, err := s.link.nextDue(t.Context(), allShards())
@@ -330,7 +336,7 @@ func TestStoreKeepsBlockedKeys(t *testing.T) {
 		expect(t, "deadly", true, due[0].deadly)
 
 		apply(change{buried: []failure{{ref: due[0].ref, text: "gave up"}}})
-		must(t, s.link.confirm(t.Context(), []confirmation{{ref{a2.shard, a2.id, true}, a2.ID, a2.place}, {a3.ref, a3.ID, a3.place}, {loose.ref, loose.ID, loose.place}, {a1.ref, a1.ID, a1.place}}, false))
+		must(t, s.link.confirm(t.Context(), []found{{ref{a2.shard, a2.id, true}, a2.ID, a2.place}, {a3.ref, a3.ID, a3.place}, {loose.ref, loose.ID, loose.place}, {a1.ref, a1.ID, a1.place}}, false))
 		drained, err := s.link.drained(t.Context(), allShards(), 10)
 		must(t, err)
 		expect(t, "drained", []keyRef{key}, drained)

@@ -2,13 +2,14 @@
 -- The first delivery: takes the message's advisory lock and inserts the row as completed, which the handler's own
 -- commit makes true. A row written means "ours, run the handler"; none means nothing about the row, which is then
 -- read by InboxLook. The count says it: RETURNING would make the server put the answer into a tuplestore first, a tenth of
--- what the statement costs. Locks: the advisory lock of the message (tried, never waited for) and the new row. Index: the
--- primary key, for the conflict. Two replicas: the second one is refused by the lock, so it does not wait on the
+-- what the statement costs. The times are the statement's, because a volatile function among the values keeps the planner from
+-- merging them into the insert, another tenth. Locks: the advisory lock of the message (tried, never waited for) and the new
+-- row. Index: the primary key, for the conflict. Two replicas: the second one is refused by the lock, so it does not wait on the
 -- unique index; without the lock it would, until the first one ends. There is no read of the table here: reading a key
 -- that is missing makes unrelated messages collide under SERIALIZABLE, and a row read in the statement's batch could be
 -- one's own. "do update ... where false" would write WAL for a duplicate; "do nothing" writes none.
-insert into commitbox.inbox as i (consumer, message_id, status, attempts, fingerprint, trace_id, finished_at)
-select @consumer::text, @message_id::text, 'completed', 1, sqlc.narg('fingerprint')::bytea, sqlc.narg('trace_id')::text, clock_timestamp()
+insert into commitbox.inbox as i (consumer, message_id, status, attempts, received_at, fingerprint, trace_id, finished_at)
+select @consumer::text, @message_id::text, 'completed', 1, statement_timestamp(), sqlc.narg('fingerprint')::bytea, sqlc.narg('trace_id')::text, statement_timestamp()
  where pg_try_advisory_xact_lock(commitbox.inbox_lock(@consumer::text, @message_id::text))
 on conflict (consumer, message_id) do nothing;
 

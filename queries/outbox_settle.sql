@@ -64,8 +64,8 @@ order by u.shard, u.key
 on conflict (channel, shard, key) do update set due_at = excluded.due_at where b.reason = 'retry';
 
 -- name: DeferMessages :execrows
--- Moves messages from hot to deferred: a failed head with its error, a follower with none. After the fence. Primary
--- key, then ctid, as in DeleteConfirmed. A row that somebody removed meanwhile is not there and is not made again.
+-- Moves messages from hot to deferred: a failed head with its error, a follower (that MoveFollowers did not find) with none.
+-- After the fence. Primary key, then ctid, as in DeleteConfirmed. A row that somebody removed meanwhile is not there and is not made again.
 with u as materialized (
     select x.shard, x.id, x.attempts, x.error, x.delay
     from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[]), unnest(@attempts::integer[]), unnest(@errors::text[]), unnest(@delays::float8[]))
@@ -82,6 +82,24 @@ insert into commitbox.outbox_deferred (id, created_at, message_id, shard, attemp
 select g.id, g.created_at, g.message_id, g.shard, u.attempts, g.channel, g.key, g.topic, g.content_type, g.headers, g.payload,
        case when g.key is null then clock_timestamp() + make_interval(secs => u.delay) end, nullif(u.error, '')
 from gone g join u on u.shard = g.shard and u.id = g.id;
+
+-- name: MoveFollowers :execrows
+-- DeferMessages for what comes behind a failed message, from where it was read: there is no error to record. It travels with the
+-- fence, so it does not know yet what that found; the shards' rows are looked at again, and while they are locked the answer
+-- is the same. By ctid, position and id compared, as in DeleteAt; what is missing is looked for by DeferMessages.
+with held as materialized (
+    select s.shard from commitbox.outbox_shard s
+    where s.channel = @channel and s.owner = @owner::uuid
+      and (s.shard, s.epoch) in (select f.shard, f.epoch from rows from (unnest(@shards::smallint[]), unnest(@epochs::bigint[])) as f (shard, epoch))
+), gone as (
+    delete from commitbox.outbox_message m
+    where m.ctid = any (array(select unnest(@places::tid[])))
+      and ((m.id, m.message_id) in (select c.id, c.message_id from rows from (unnest(@ids::bigint[]), unnest(@message_ids::uuid[])) as c (id, message_id))) is true
+      and m.shard = any (array(select held.shard from held))
+    returning m.id, m.created_at, m.message_id, m.shard, m.channel, m.key, m.topic, m.content_type, m.headers, m.payload
+)
+insert into commitbox.outbox_deferred (id, created_at, message_id, shard, channel, key, topic, content_type, headers, payload)
+select g.id, g.created_at, g.message_id, g.shard, g.channel, g.key, g.topic, g.content_type, g.headers, g.payload from gone g;
 
 -- name: FailDeferred :execrows
 -- Counts a further failure of deferred messages, or only sets their error and time where nothing was spent (0). After the

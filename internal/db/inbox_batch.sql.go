@@ -10,20 +10,12 @@ import (
 )
 
 const InboxClaimBatch = `-- name: InboxClaimBatch :many
-with k as materialized (
-    select u.n, u.message_id, u.fingerprint, u.trace_id, pg_try_advisory_xact_lock(commitbox.inbox_lock($1::text, u.message_id)) as mine
-      from rows from (unnest($2::text[]), unnest($3::bytea[]), unnest($4::text[]))
-           with ordinality as u (message_id, fingerprint, trace_id, n)
-), i as (
-    insert into commitbox.inbox as b (consumer, message_id, status, attempts, fingerprint, trace_id, finished_at)
-    select $1::text, k.message_id, 'completed', 1, nullif(k.fingerprint, ''), nullif(k.trace_id, ''), clock_timestamp()
-      from k where k.mine order by k.message_id
-    on conflict (consumer, message_id) do nothing
-    returning b.message_id
-)
-select k.n::integer as position, (i.message_id is not null)::boolean as claimed
-  from k left join i on i.message_id = k.message_id
- order by k.n
+insert into commitbox.inbox as i (consumer, message_id, status, attempts, received_at, fingerprint, trace_id, finished_at)
+select $1::text, u.message_id, 'completed', 1, statement_timestamp(), nullif(u.fingerprint, ''), nullif(u.trace_id, ''), statement_timestamp()
+  from rows from (unnest($2::text[]), unnest($3::bytea[]), unnest($4::text[])) as u (message_id, fingerprint, trace_id)
+ where pg_try_advisory_xact_lock(commitbox.inbox_lock($1::text, u.message_id))
+on conflict (consumer, message_id) do nothing
+returning i.message_id
 `
 
 type InboxClaimBatchParams struct {
@@ -33,17 +25,12 @@ type InboxClaimBatchParams struct {
 	TraceIds     []string
 }
 
-type InboxClaimBatchRow struct {
-	Position int32
-	Claimed  bool
-}
-
 // InboxClaim for many messages of one consumer; the caller has removed repeated ids and sorted them, so that two batches
-// take their locks in one order. Each id is reported: claimed is ours to run, everything else goes one by one. Locks: one
-// advisory lock per id, tried, in a column of a materialized CTE (in WHERE it would be taken for rows that are then
-// dropped), and the new rows. Index: primary key. Two replicas: an id that another one holds is left out, not waited
-// for. Takeovers are not part of it.
-func (q *Queries) InboxClaimBatch(ctx context.Context, arg InboxClaimBatchParams) ([]InboxClaimBatchRow, error) {
+// take their locks in one order, which is that of the arrays. Returns the ids that are ours to run, in their order; everything
+// else goes one by one. Locks: one advisory lock per id, tried, and the new rows. Nothing is dropped after the locks are tried,
+// so none is taken for nothing. Index: primary key. Two replicas: an id that another one holds is left out, not waited for.
+// Takeovers are not part of it.
+func (q *Queries) InboxClaimBatch(ctx context.Context, arg InboxClaimBatchParams) ([]string, error) {
 	rows, err := q.db.Query(ctx, InboxClaimBatch,
 		arg.Consumer,
 		arg.MessageIds,
@@ -54,13 +41,13 @@ func (q *Queries) InboxClaimBatch(ctx context.Context, arg InboxClaimBatchParams
 		return nil, err
 	}
 	defer rows.Close()
-	var items []InboxClaimBatchRow
+	var items []string
 	for rows.Next() {
-		var i InboxClaimBatchRow
-		if err := rows.Scan(&i.Position, &i.Claimed); err != nil {
+		var message_id string
+		if err := rows.Scan(&message_id); err != nil {
 			return nil, err
 		}
-		items = append(items, i)
+		items = append(items, message_id)
 	}
 	if err := rows.Err(); err != nil {
 		return nil, err

@@ -118,8 +118,8 @@ type DeferMessagesParams struct {
 	Channel  string
 }
 
-// Moves messages from hot to deferred: a failed head with its error, a follower with none. After the fence. Primary
-// key, then ctid, as in DeleteConfirmed. A row that somebody removed meanwhile is not there and is not made again.
+// Moves messages from hot to deferred: a failed head with its error, a follower (that MoveFollowers did not find) with none.
+// After the fence. Primary key, then ctid, as in DeleteConfirmed. A row that somebody removed meanwhile is not there and is not made again.
 func (q *Queries) DeferMessages(ctx context.Context, arg DeferMessagesParams) (int64, error) {
 	result, err := q.db.Exec(ctx, DeferMessages,
 		arg.Shards,
@@ -405,6 +405,51 @@ func (q *Queries) MarkProbes(ctx context.Context, arg MarkProbesParams) error {
 		arg.Counts,
 	)
 	return err
+}
+
+const MoveFollowers = `-- name: MoveFollowers :execrows
+with held as materialized (
+    select s.shard from commitbox.outbox_shard s
+    where s.channel = $1 and s.owner = $2::uuid
+      and (s.shard, s.epoch) in (select f.shard, f.epoch from rows from (unnest($3::smallint[]), unnest($4::bigint[])) as f (shard, epoch))
+), gone as (
+    delete from commitbox.outbox_message m
+    where m.ctid = any (array(select unnest($5::tid[])))
+      and ((m.id, m.message_id) in (select c.id, c.message_id from rows from (unnest($6::bigint[]), unnest($7::uuid[])) as c (id, message_id))) is true
+      and m.shard = any (array(select held.shard from held))
+    returning m.id, m.created_at, m.message_id, m.shard, m.channel, m.key, m.topic, m.content_type, m.headers, m.payload
+)
+insert into commitbox.outbox_deferred (id, created_at, message_id, shard, channel, key, topic, content_type, headers, payload)
+select g.id, g.created_at, g.message_id, g.shard, g.channel, g.key, g.topic, g.content_type, g.headers, g.payload from gone g
+`
+
+type MoveFollowersParams struct {
+	Channel    string
+	Owner      pgtype.UUID
+	Shards     []int16
+	Epochs     []int64
+	Places     []pgtype.TID
+	Ids        []int64
+	MessageIds []pgtype.UUID
+}
+
+// DeferMessages for what comes behind a failed message, from where it was read: there is no error to record. It travels with the
+// fence, so it does not know yet what that found; the shards' rows are looked at again, and while they are locked the answer
+// is the same. By ctid, position and id compared, as in DeleteAt; what is missing is looked for by DeferMessages.
+func (q *Queries) MoveFollowers(ctx context.Context, arg MoveFollowersParams) (int64, error) {
+	result, err := q.db.Exec(ctx, MoveFollowers,
+		arg.Channel,
+		arg.Owner,
+		arg.Shards,
+		arg.Epochs,
+		arg.Places,
+		arg.Ids,
+		arg.MessageIds,
+	)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
 }
 
 const UnblockKeys = `-- name: UnblockKeys :many
