@@ -17,8 +17,8 @@ func BenchmarkInboxBatch(b *testing.B) {
 	db := startDatabase(b)
 	pool := db.pool(b, workers)
 	box := newInbox(b, pool, "")
-	n := sized(200, 8_000, 40_000)
-	batches := sized(40, 1_600, 8_000)
+	n := sized(200, 3_000, 10_000)
+	batches := sized(40, 600, 2_000)
 	batched := func(name string, fn handler) contender {
 		return contender{name, func(b *testing.B) float64 {
 			run(b, pool, "truncate public.business, commitbox.inbox, commitbox.inbox_step")
@@ -30,7 +30,7 @@ func BenchmarkInboxBatch(b *testing.B) {
 		}}
 	}
 	const single, queued, each = "Process", "ProcessBatch, one pgx.Batch", "ProcessBatch, one round trip each"
-	f := interleave(b, rounds(b),
+	f := interleave(b, turns(b),
 		contender{single, func(b *testing.B) float64 {
 			run(b, pool, "truncate public.business, commitbox.inbox, commitbox.inbox_step")
 			return perSecond(b, workers, n, func(ctx context.Context, _ int) error { return process(ctx, box, messageID()) })
@@ -40,7 +40,7 @@ func BenchmarkInboxBatch(b *testing.B) {
 	)
 	r := newReport(b, db, "Inbox: batches of 50",
 		fmt.Sprintf("%d single messages or %d batches per round, %d rounds, %d workers, business row of %d bytes, UUIDv7 ids",
-			n, batches, rounds(b), workers, payloadLen))
+			n, batches, turns(b), workers, payloadLen))
 	r.figures("msg/s", f)
 	r.atLeast("batch / Process", f.ratio(queued, single), 12)
 	r.noted("batch of round trips / Process", f.ratio(each, single))

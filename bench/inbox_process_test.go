@@ -43,7 +43,7 @@ func BenchmarkInboxProcess(b *testing.B) {
 	db := startDatabase(b)
 	pool := db.pool(b, workers)
 	box := newInbox(b, pool, "")
-	n := sized(200, 10_000, 40_000)
+	n := sized(200, 3_000, 10_000)
 	throughput := func(name string, do func(ctx context.Context, message string) error) contender {
 		return contender{name, func(b *testing.B) float64 {
 			run(b, pool, "truncate public.business, commitbox.inbox, commitbox.inbox_step, peer.inbox, peer.inbox_step")
@@ -55,7 +55,7 @@ func BenchmarkInboxProcess(b *testing.B) {
 		}}
 	}
 	const ours, raw, none, usual = "Process", "raw insert", "no dedup", "usual way"
-	f := interleave(b, rounds(b),
+	f := interleave(b, turns(b),
 		throughput(ours, func(ctx context.Context, message string) error { return process(ctx, box, message) }),
 		throughput(raw, func(ctx context.Context, message string) error { return pipelinedInsert(ctx, pool, message) }),
 		throughput(none, func(ctx context.Context, _ string) error {
@@ -64,7 +64,7 @@ func BenchmarkInboxProcess(b *testing.B) {
 		throughput(usual, func(ctx context.Context, message string) error { return usualWay(ctx, pool, message) }),
 	)
 	r := newReport(b, db, "Inbox: one message per transaction, no result",
-		fmt.Sprintf("%d messages per round, %d rounds, %d workers, business row of %d bytes, UUIDv7 ids", n, rounds(b), workers, payloadLen),
+		fmt.Sprintf("%d messages per round, %d rounds, %d workers, business row of %d bytes, UUIDv7 ids", n, turns(b), workers, payloadLen),
 		"raw insert: begin and the insert of the dedup row in one round trip, business insert, commit; same table and indexes",
 		"usual way: begin, select, insert pending, business insert, update, commit; same table and indexes")
 	r.figures("tx/s", f)

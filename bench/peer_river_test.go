@@ -13,8 +13,18 @@ import (
 	"github.com/riverqueue/river/rivermigrate"
 )
 
+// job is the message that the others carry too.
 type job struct {
-	Payload string `json:"payload"`
+	Topic       string            `json:"topic"`
+	Key         string            `json:"key"`
+	ContentType string            `json:"content_type"`
+	Headers     map[string]string `json:"headers"`
+	Payload     string            `json:"payload"`
+}
+
+func newJob() job {
+	m := newMessage()
+	return job{m.Topic, m.Key, m.ContentType, m.Headers, string(m.Payload)}
 }
 
 func (job) Kind() string { return "bench" }
@@ -89,7 +99,7 @@ func (j *jobs) fill(b *testing.B, n int) {
 	const chunk = 10_000
 	params := make([]river.InsertManyParams, min(n, chunk))
 	for i := range params {
-		params[i].Args = job{string(payload)}
+		params[i].Args = newJob()
 	}
 	for done := 0; done < n; done += len(params) {
 		params = params[:min(len(params), n-done)]
@@ -102,6 +112,6 @@ func (j *jobs) fill(b *testing.B, n int) {
 
 // insert stores a job in a business transaction.
 func (j *jobs) insert(ctx context.Context, tx pgx.Tx) error {
-	_, err := j.inserter.InsertTx(ctx, tx, job{string(payload)}, nil)
+	_, err := j.inserter.InsertTx(ctx, tx, newJob(), nil)
 	return err
 }

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"maps"
 	"testing"
 	"time"
 
@@ -52,7 +53,8 @@ func (m *mill) subscriber(b *testing.B) *watermillsql.Subscriber {
 func (m *mill) drain(b *testing.B, n int) float64 {
 	m.empty(b)
 	run(b, m.pool, `insert into watermill_bench (uuid, payload, metadata)
-		select gen_random_uuid(), $2, '{"source":"bench"}' from generate_series(1, $1::integer)`, n, payload)
+		select gen_random_uuid(), $2, json_build_object('source', 'bench', 'key', 'order-' || n % 10000, 'content_type', 'application/json')
+		  from generate_series(1, $1::integer) n`, n, payload)
 	settle(b, m.pool, "watermill_bench")
 	start := time.Now()
 	s := m.subscriber(b)
@@ -75,11 +77,15 @@ func (m *mill) drain(b *testing.B, n int) float64 {
 
 func (m *mill) empty(b *testing.B) { run(b, m.pool, "truncate watermill_bench") }
 
-// publish stores a message in a business transaction.
+// publish stores a message in a business transaction; the topic is the table, and what it has no column for is metadata.
 func (m *mill) publish(_ context.Context, tx pgx.Tx) error {
 	p, err := watermillsql.NewPublisher(watermillsql.TxFromPgx(tx), watermillsql.PublisherConfig{SchemaAdapter: m.schema}, watermill.NopLogger{})
 	if err != nil {
 		return err
 	}
-	return p.Publish(millTopic, message.NewMessage(watermill.NewUUID(), payload))
+	sent := newMessage()
+	announced := message.NewMessage(watermill.NewUUID(), sent.Payload)
+	announced.Metadata = message.Metadata{"key": sent.Key, "content_type": sent.ContentType}
+	maps.Copy(announced.Metadata, sent.Headers)
+	return p.Publish(millTopic, announced)
 }

@@ -83,7 +83,7 @@ func BenchmarkPolicyFirstDelivery(b *testing.B) {
 	db := startDatabase(b)
 	pool := db.pool(b, workers)
 	double, table := newPolicyInbox(b, pool, inbox.ModeDouble), newInbox(b, pool, "")
-	n := sized(200, 10_000, 40_000)
+	n := sized(200, 3_000, 10_000)
 	first := func(name string, box *inbox.Box) contender {
 		return contender{name, func(b *testing.B) float64 {
 			run(b, pool, "truncate public.business, commitbox.inbox, commitbox.inbox_step")
@@ -95,9 +95,9 @@ func BenchmarkPolicyFirstDelivery(b *testing.B) {
 		}}
 	}
 	const cached, plain = "mode double", "mode postgres"
-	f := interleave(b, rounds(b), first(cached, double), first(plain, table))
+	f := interleave(b, turns(b), first(cached, double), first(plain, table))
 	r := newReport(b, db, "Inbox: first deliveries with a cache in front",
-		fmt.Sprintf("%d messages per round, %d rounds, %d workers", n, rounds(b), workers))
+		fmt.Sprintf("%d messages per round, %d rounds, %d workers", n, turns(b), workers))
 	r.figures("msg/s", f)
 	r.atLeast("mode double over mode postgres", f.ratio(cached, plain), 0.85)
 	r.print()

@@ -38,6 +38,10 @@ func rounds(b *testing.B) int {
 	return n
 }
 
+// turns is the number of rounds of a family whose rounds are short, an odd one: many of them tell more than long ones on a
+// machine whose speed changes.
+func turns(b *testing.B) int { return 4*rounds(b) + 1 }
+
 // contender is one way to do the work of a family. Its run prepares the work, does it once and returns what was
 // measured.
 type contender struct {
@@ -69,8 +73,15 @@ func interleave(b *testing.B, rounds int, contenders ...contender) figures {
 
 func (f figures) median(name string) float64 { return quantile(f.samples[name], 0.5) }
 
-// ratio is the first contender's median over the second's.
-func (f figures) ratio(name, over string) float64 { return f.median(name) / f.median(over) }
+// ratio is the median of what the first contender made of the second's in the same round: a machine that becomes slower from
+// round to round slows both.
+func (f figures) ratio(name, over string) float64 {
+	each := make([]float64, len(f.samples[name]))
+	for i, sample := range f.samples[name] {
+		each[i] = sample / f.samples[over][i]
+	}
+	return quantile(each, 0.5)
+}
 
 // quantile returns the value below which a part q of the samples lies, the nearest rank.
 func quantile(samples []float64, q float64) float64 {

@@ -22,7 +22,7 @@ func TestInterleaveRotatesTheContenders(t *testing.T) {
 	if diff := cmp.Diff(map[string][]float64{"a": {1, 6, 8}, "b": {2, 4, 9}, "c": {3, 5, 7}}, f.samples); diff != "" {
 		t.Error(diff)
 	}
-	if got, want := f.ratio("a", "c"), 6.0/5.0; got != want {
+	if got, want := f.ratio("a", "c"), 8.0/7.0; got != want {
 		t.Errorf("ratio %v, not %v", got, want)
 	}
 }
