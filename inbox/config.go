@@ -76,8 +76,12 @@ type Box struct {
 type settings struct {
 	Config
 	schema schema.Name
-	policy *policy // nil: mode postgres
+	policy *policy       // nil: mode postgres
+	copies chan struct{} // one for each copy that is on its way to the cache
 }
+
+// copiesMax bounds the copies that are on their way to the cache. One more is not written.
+const copiesMax = 1024
 
 var standard = mustSettings(Config{})
 
@@ -110,7 +114,7 @@ func newSettings(cfg Config) (settings, error) {
 	if err := errors.Join(err, cfg.check()); err != nil {
 		return settings{}, err
 	}
-	return settings{Config: cfg, schema: name}, nil
+	return settings{Config: cfg, schema: name, copies: make(chan struct{}, copiesMax)}, nil
 }
 
 func (c *Config) fill() {

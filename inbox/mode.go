@@ -82,14 +82,24 @@ func (s *settings) askFront(ctx context.Context, m *Message) (verdict, bool) {
 }
 
 // fill keeps a copy of a row that is committed, for what is left of its retention, under the identity that the database
-// had before it was claimed. A cache that does not take it costs speed.
+// had before it was claimed. Nobody waits for it: a copy that is late, or that the cache does not take, costs speed.
 func (s *settings) fill(ctx context.Context, id ID, c *rowCopy) {
 	if s.policy == nil || !s.policy.front || c == nil {
 		return
 	}
-	if left := s.policy.Retention - c.age; left > 0 {
-		_ = s.Cache.Put(ctx, s.policy.snapshot.identity, id, c.CacheEntry, left)
+	left := s.policy.Retention - c.age
+	if left <= 0 {
+		return
 	}
+	select {
+	case s.copies <- struct{}{}:
+	default:
+		return
+	}
+	go func() {
+		defer func() { <-s.copies }()
+		_ = s.Cache.Put(context.WithoutCancel(ctx), s.policy.snapshot.identity, id, c.CacheEntry, left)
+	}()
 }
 
 // withoutFront is this box for the rest of a call in which the cache in front failed, so that it costs one time budget.

@@ -125,6 +125,7 @@ func (g *guardedWorld) deliver(box *inbox.Box, m inbox.Message) string {
 	res, err := inbox.Process(context.Background(), box, m, func(ctx context.Context, tx pgx.Tx) (string, error) {
 		return "value of " + m.ID.Message, write(ctx, tx, m.ID, "done")
 	})
+	box.AwaitCopies()
 	switch {
 	case err != nil:
 		return res.Outcome.String() + " by " + res.DecidedBy.String()
@@ -220,6 +221,7 @@ func TestF7_P12_HandleFillsOnlyWithWhatIsCommitted(t *testing.T) {
 	}
 	kept := func(what string, want int) {
 		t.Helper()
+		g.box.AwaitCopies()
 		if n := g.front.keys(t); n != want {
 			t.Errorf("%s: %d copies, want %d", what, n, want)
 		}
@@ -294,6 +296,7 @@ func TestB48_P12_WhatIsRolledBackIsNeverCached(t *testing.T) {
 				if err == nil {
 					t.Errorf("%s: no error", name)
 				}
+				g.box.AwaitCopies()
 				if n := g.front.keys(t); n != 0 {
 					t.Errorf("%s: %d keys", name, n)
 				}
@@ -601,6 +604,7 @@ func TestB4_BatchesAndLeasesAskAndFill(t *testing.T) {
 				t.Error(a.Err)
 			}
 		}
+		g.box.AwaitCopies()
 		return by
 	}
 	g.want("first", batch(), "a executed by table, b executed by table, c executed by table, ")
@@ -615,6 +619,7 @@ func TestB4_BatchesAndLeasesAskAndFill(t *testing.T) {
 		if err != nil || res.Value != 7 {
 			t.Errorf("%+v %v", res, err)
 		}
+		g.box.AwaitCopies()
 		return res.Outcome.String() + " by " + res.DecidedBy.String()
 	}
 	for _, message := range []string{"alone", "in"} {

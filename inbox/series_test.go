@@ -51,6 +51,7 @@ func TestB84_A10_WhatIsMeasuredDoesNotGrowWithWhatIsSent(t *testing.T) {
 			g.front.client.Set(t.Context(), g.front.prefix+":entry:{"+m.ID.Key()+"}", text, time.Minute)
 		}
 		_, _ = inbox.Process(t.Context(), box, m, handler)
+		box.AwaitCopies()
 		_, _ = inbox.Process(t.Context(), box, m, handler)
 		if i%4 == 2 {
 			m.Fingerprint = inbox.FingerprintOf([]byte("another"))
