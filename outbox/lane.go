@@ -34,11 +34,11 @@ type lane struct {
 	index      int
 
 	link        link
-	shards      []*shard       // in order
-	version     uint64         // of the assignment that shards come from
-	keep        bool           // what is confirmed is kept
-	unconfirmed []found // by the broker; their delete is not acknowledged
-	published   int            // confirmed since the lane was made
+	shards      []*shard // in order
+	version     uint64   // of the assignment that shards come from
+	keep        bool     // what is confirmed is kept
+	unconfirmed []found  // by the broker; their delete is not acknowledged
+	published   int      // confirmed since the lane was made
 
 	seen       view
 	more       bool      // the last read found something, or a key was freed: look again
