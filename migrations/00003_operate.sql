@@ -11,18 +11,36 @@ create table commitbox.audit (
 );
 create index audit_at on commitbox.audit (at);
 
--- Enqueues one message in the current transaction, for clients in any language. Returns its message id. A null key
--- means no order; a null message id is made here. Lengths are checked by the table, sizes only by the Go client.
+-- Enqueues one message in the current transaction, for clients in any language. Returns its message id. A null or empty key
+-- means no order; a null message id is made here; with deliver_at it waits until then. Lengths are checked by the table. The
+-- limits of the payload and of header names and values, in bytes, are those of the Go client; a caller may raise them.
 -- +goose StatementBegin
 create function commitbox.outbox_enqueue(
     topic text, payload bytea, key text default null, headers jsonb default '{}', channel text default 'default',
-    content_type text default null, message_id uuid default null
+    content_type text default null, message_id uuid default null, deliver_at timestamptz default null,
+    payload_max integer default 1048576, headers_max integer default 65536
 ) returns uuid language plpgsql as $$
 declare
-    id uuid := coalesce(outbox_enqueue.message_id, gen_random_uuid());
+    id           uuid := coalesce(outbox_enqueue.message_id, gen_random_uuid());
+    headers_size bigint;
 begin
     if exists (select 1 from jsonb_each(outbox_enqueue.headers) h where jsonb_typeof(h.value) <> 'string') then
         raise exception 'outbox: header values must be strings' using errcode = 'invalid_parameter_value';
+    end if;
+    if octet_length(outbox_enqueue.payload) > outbox_enqueue.payload_max then
+        raise exception 'outbox: payload is too long: % bytes, the limit is %', octet_length(outbox_enqueue.payload), outbox_enqueue.payload_max
+            using errcode = 'invalid_parameter_value', hint = 'payload_max raises the limit.';
+    end if;
+    select sum(octet_length(h.key) + octet_length(h.value)) into headers_size from jsonb_each_text(outbox_enqueue.headers) h;
+    if headers_size > outbox_enqueue.headers_max then
+        raise exception 'outbox: headers are too long: % bytes, the limit is %', headers_size, outbox_enqueue.headers_max
+            using errcode = 'invalid_parameter_value', hint = 'headers_max raises the limit.';
+    end if;
+    if outbox_enqueue.deliver_at is not null then
+        insert into commitbox.outbox_scheduled (due_at, message_id, channel, key, topic, content_type, headers, payload)
+        values (outbox_enqueue.deliver_at, id, outbox_enqueue.channel, nullif(outbox_enqueue.key, ''), outbox_enqueue.topic,
+                outbox_enqueue.content_type, outbox_enqueue.headers, outbox_enqueue.payload);
+        return id;
     end if;
     insert into commitbox.outbox_message (message_id, channel, key, topic, content_type, headers, payload)
     values (id, outbox_enqueue.channel, nullif(outbox_enqueue.key, ''), outbox_enqueue.topic, outbox_enqueue.content_type,
@@ -35,9 +53,10 @@ $$;
 -- The short name of outbox_enqueue.
 create function commitbox.enqueue(
     topic text, payload bytea, key text default null, headers jsonb default '{}', channel text default 'default',
-    content_type text default null, message_id uuid default null
+    content_type text default null, message_id uuid default null, deliver_at timestamptz default null,
+    payload_max integer default 1048576, headers_max integer default 65536
 ) returns uuid language sql
-    return commitbox.outbox_enqueue(topic, payload, key, headers, channel, content_type, message_id);
+    return commitbox.outbox_enqueue(topic, payload, key, headers, channel, content_type, message_id, deliver_at, payload_max, headers_max);
 
 -- Makes a failed or dead message runnable: attempts 0, due now, new epoch (a failure record that is on its way is
 -- refused by it). Returns what has to happen next: 'runnable', or 'needs redelivery' when the row holds no payload and
@@ -195,6 +214,6 @@ drop function commitbox.inbox_get(text, text);
 drop function commitbox.inbox_mark_completed(text, text, bytea, text);
 drop function commitbox.inbox_discard(text, text, text);
 drop function commitbox.inbox_requeue(text, text, text);
-drop function commitbox.enqueue(text, bytea, text, jsonb, text, text, uuid);
-drop function commitbox.outbox_enqueue(text, bytea, text, jsonb, text, text, uuid);
+drop function commitbox.enqueue(text, bytea, text, jsonb, text, text, uuid, timestamptz, integer, integer);
+drop function commitbox.outbox_enqueue(text, bytea, text, jsonb, text, text, uuid, timestamptz, integer, integer);
 drop table commitbox.audit;

@@ -26,6 +26,10 @@ create function commitbox.outbox_audit(action text, channel text, what text, rea
 $$;
 -- +goose StatementEnd
 
+-- What a filter chose, for audit.
+create function commitbox.outbox_chosen(done bigint, topic text, key text, since timestamptz, until timestamptz) returns text language sql stable
+    return concat(done, ' messages', ', since ' || since, ', until ' || until, ', topic ' || topic, ', key ' || key);
+
 -- Moves one dead row back, under the lock of its shard. The one that holds its key keeps its place: back to deferred under
 -- its old id. Any other goes to the end under a new id, because a confirmed delete of the old id may still be on its way.
 -- False: the row was not there any more.
@@ -131,7 +135,7 @@ begin
     perform commitbox.outbox_touch(outbox_requeue_many.channel, h) from unnest(heads) h;
     if done > 0 then
         perform commitbox.outbox_audit('outbox_requeue_many', outbox_requeue_many.channel,
-            done || ' messages, topic ' || coalesce(outbox_requeue_many.topic, 'any'), outbox_requeue_many.reason);
+            commitbox.outbox_chosen(done, outbox_requeue_many.topic, null, outbox_requeue_many.since, outbox_requeue_many.until), outbox_requeue_many.reason);
     end if;
     return done;
 end
@@ -206,6 +210,9 @@ create function commitbox.outbox_park(channel text, key text, reason text defaul
 declare
     at smallint := commitbox.outbox_shard_of(outbox_park.key);
 begin
+    if coalesce(outbox_park.key, '') = '' then
+        raise exception 'outbox: a key is needed: messages without a key cannot be parked' using errcode = 'invalid_parameter_value';
+    end if;
     perform commitbox.outbox_register(outbox_park.channel);
     perform commitbox.outbox_touch(outbox_park.channel, at);
     insert into commitbox.outbox_blocked as b (channel, shard, key, due_at, reason)
@@ -254,7 +261,7 @@ begin
     end if;
     update commitbox.outbox_blocked b set reason = 'retry', due_at = clock_timestamp(), dead_id = null
      where b.channel = outbox_skip_head.channel and b.shard = at and b.key = outbox_skip_head.key and b.reason <> 'parked';
-    perform commitbox.outbox_audit('outbox_skip_head', outbox_skip_head.channel, outbox_skip_head.key || ', message ' || head, outbox_skip_head.reason);
+    perform commitbox.outbox_audit('outbox_skip_head', outbox_skip_head.channel, head || ', key ' || outbox_skip_head.key, outbox_skip_head.reason);
     return head;
 end
 $$;
@@ -275,40 +282,76 @@ select b.channel, b.key, b.reason, b.since, b.due_at, h.message_id as head, h.to
       order by id limit 1
   ) h on true;
 
--- The state of a channel in one row. Messages in hot are counted up to 10 000 in each shard; if one has more, pending_exact is
--- false and pending the larger of what the shards looked at would make of 64, and the planner's count of the whole table. Once
--- it cannot be exact, counting stops at 30 000: a backlog of millions costs no more than that.
+-- The state of a channel in one row. Messages of a shard in hot, deferred and dead are counted up to 10 000; if a shard has more,
+-- the count is not exact, but the larger of what the shards looked at would make of 64, and the planner's count of the whole
+-- table. Once it cannot be exact, counting stops at 30 000. Scheduled messages and blocked keys are counted up to 64 times as
+-- many. So a backlog of millions costs no more, wherever it lies: each count
+-- is in the order of an index, because a scan of the table would read all of it. The oldest is looked for among the first of
+-- each shard.
 -- +goose StatementBegin
 create function commitbox.outbox_stats(channel text) returns table (
-    pending bigint, pending_exact boolean, oldest_seconds double precision, deferred bigint, blocked_keys bigint, dead bigint, discarded bigint,
-    scheduled bigint, relays bigint
+    pending bigint, pending_exact boolean, oldest_seconds double precision, deferred bigint, blocked_keys bigint, deferred_exact boolean,
+    dead bigint, discarded bigint, dead_exact boolean, scheduled bigint, scheduled_exact boolean, relays bigint
 ) language sql stable as $$
     with recursive hot as (
         select 0 as n, r.rows, r.rows as total, r.rows > 10000 as more
-          from (select count(*) as rows from (select 1 from commitbox.outbox_message m where m.channel = $1 and m.shard = 0 limit 10001) x) r
+          from (select count(*) as rows from (select 1 from commitbox.outbox_message m where m.channel = $1 and m.shard = 0 order by m.id limit 10001) x) r
         union all
-        select h.n + 1, r.rows, h.total + r.rows, h.more or r.rows > 10000
-          from hot h cross join lateral (
-              select count(*) as rows from (select 1 from commitbox.outbox_message m where m.channel = $1 and m.shard = h.n + 1 limit 10001) x
+        select w.n + 1, r.rows, w.total + r.rows, w.more or r.rows > 10000
+          from hot w cross join lateral (
+              select count(*) as rows from (select 1 from commitbox.outbox_message m where m.channel = $1 and m.shard = w.n + 1 order by m.id limit 10001) x
           ) r
-         where h.n < 63 and not (h.more and h.total > 30000)
+         where w.n < 63 and not (w.more and w.total > 30000)
+    ), aside as (
+        select 0 as n, r.rows, r.rows as total, r.rows > 10000 as more
+          from (select count(*) as rows from (select 1 from commitbox.outbox_deferred d where d.channel = $1 and d.shard = 0 order by d.id limit 10001) x) r
+        union all
+        select w.n + 1, r.rows, w.total + r.rows, w.more or r.rows > 10000
+          from aside w cross join lateral (
+              select count(*) as rows from (select 1 from commitbox.outbox_deferred d where d.channel = $1 and d.shard = w.n + 1 order by d.id limit 10001) x
+          ) r
+         where w.n < 63 and not (w.more and w.total > 30000)
+    ), buried as (
+        select 0 as n, r.rows, r.rows as total, r.rows > 10000 as more, r.discarded
+          from (select count(*) as rows, count(x.discarded_at) as discarded
+                  from (select d.discarded_at from commitbox.outbox_dead d where d.channel = $1 and d.shard = 0 order by d.id limit 10001) x) r
+        union all
+        select w.n + 1, r.rows, w.total + r.rows, w.more or r.rows > 10000, w.discarded + r.discarded
+          from buried w cross join lateral (
+              select count(*) as rows, count(x.discarded_at) as discarded
+                from (select d.discarded_at from commitbox.outbox_dead d where d.channel = $1 and d.shard = w.n + 1 order by d.id limit 10001) x
+          ) r
+         where w.n < 63 and not (w.more and w.total > 30000)
     ), first as (
-        select (select m.created_at from commitbox.outbox_message m where m.channel = $1 and m.shard = n order by m.id limit 1) as oldest
+        select min(least(
+                   (select m.created_at from commitbox.outbox_message m where m.channel = $1 and m.shard = n order by m.id limit 1),
+                   (select d.created_at from commitbox.outbox_deferred d where d.channel = $1 and d.shard = n order by d.id limit 1))) as oldest
           from generate_series(0, 63) n
     ), counted as (
-        select (max(h.total) * 64 / count(*))::bigint as rows, not bool_or(h.more) as exact, (select min(f.oldest) from first f) as oldest from hot h
+        select h.rows as pending, h.exact as pending_exact, a.rows as deferred, a.exact and k.rows <= 640000 as deferred_exact,
+               k.rows as blocked, b.rows as dead, b.discarded, b.exact as dead_exact, s.rows as scheduled, s.rows <= 640000 as scheduled_exact
+          from (select max(w.total) * 64 / count(*) as rows, not bool_or(w.more) as exact from hot w) h,
+               (select max(w.total) * 64 / count(*) as rows, not bool_or(w.more) as exact from aside w) a,
+               (select (max(w.total) - max(w.discarded)) * 64 / count(*) as rows, max(w.discarded) * 64 / count(*) as discarded, not bool_or(w.more) as exact
+                  from buried w) b,
+               (select count(*) as rows from (select 1 from commitbox.outbox_blocked k where k.channel = $1 order by k.shard, k.key limit 640001) x) k,
+               (select count(*) as rows from (select 1 from commitbox.outbox_scheduled s where s.channel = $1 order by s.due_at limit 640001) x) s
+    ), planned as (
+        select max(c.reltuples::bigint) filter (where c.oid = 'commitbox.outbox_message'::regclass) as hot,
+               max(c.reltuples::bigint) filter (where c.oid = 'commitbox.outbox_deferred'::regclass) as deferred,
+               max(c.reltuples::bigint) filter (where c.oid = 'commitbox.outbox_dead'::regclass) as dead,
+               max(c.reltuples::bigint) filter (where c.oid = 'commitbox.outbox_scheduled'::regclass) as scheduled
+          from pg_catalog.pg_class c
+         where c.oid in ('commitbox.outbox_message'::regclass, 'commitbox.outbox_deferred'::regclass, 'commitbox.outbox_dead'::regclass,
+                         'commitbox.outbox_scheduled'::regclass)
     )
-    select case when c.exact then c.rows
-                else greatest(c.rows, (select k.reltuples::bigint from pg_catalog.pg_class k where k.oid = 'commitbox.outbox_message'::regclass)) end,
-           c.exact,
-           coalesce(extract(epoch from clock_timestamp() - least(c.oldest, (select min(d.created_at) from commitbox.outbox_deferred d where d.channel = $1))), 0)::float8,
-           (select count(*) from commitbox.outbox_deferred d where d.channel = $1),
-           (select count(*) from commitbox.outbox_blocked b where b.channel = $1),
-           (select count(*) from commitbox.outbox_dead d where d.channel = $1 and d.discarded_at is null),
-           (select count(*) from commitbox.outbox_dead d where d.channel = $1 and d.discarded_at is not null),
-           (select count(*) from commitbox.outbox_scheduled s where s.channel = $1),
+    select case when c.pending_exact then c.pending else greatest(c.pending, p.hot) end::bigint, c.pending_exact,
+           coalesce(extract(epoch from clock_timestamp() - f.oldest), 0)::float8,
+           case when c.deferred_exact then c.deferred else greatest(c.deferred, p.deferred) end::bigint, c.blocked::bigint, c.deferred_exact,
+           case when c.dead_exact then c.dead else greatest(c.dead, p.dead - c.discarded) end::bigint, c.discarded::bigint, c.dead_exact,
+           case when c.scheduled_exact then c.scheduled else greatest(c.scheduled, p.scheduled) end::bigint, c.scheduled_exact,
            (select count(*) from commitbox.outbox_relay r where r.channel = $1 and r.lease_until > clock_timestamp())
-      from counted c;
+      from counted c, first f, planned p;
 $$;
 -- +goose StatementEnd
 
@@ -372,6 +415,9 @@ create function commitbox.outbox_replay(
     out done bigint, out last_at timestamptz, out last_id bigint
 ) language plpgsql as $$
 begin
+    if outbox_replay.since is null or outbox_replay.until is null then
+        raise exception 'outbox: since and until are needed' using errcode = 'invalid_parameter_value';
+    end if;
     if outbox_replay.dry_run then
         select count(*) into done from commitbox.outbox_sent s
          where s.channel = outbox_replay.channel and s.sent_at >= outbox_replay.since and s.sent_at < outbox_replay.until
@@ -393,7 +439,7 @@ begin
       from (select 1) one left join lateral (select h.sent_at, h.id from chosen h order by h.sent_at desc, h.id desc limit 1) c on true;
     if done > 0 then
         perform commitbox.outbox_audit('outbox_replay', outbox_replay.channel,
-            done || ' messages, topic ' || coalesce(outbox_replay.topic, 'any') || ', key ' || coalesce(outbox_replay.key, 'any'), outbox_replay.reason);
+            commitbox.outbox_chosen(done, outbox_replay.topic, outbox_replay.key, outbox_replay.since, outbox_replay.until), outbox_replay.reason);
     end if;
 end
 $$;
@@ -413,6 +459,7 @@ drop function commitbox.outbox_discard(text, uuid, text);
 drop function commitbox.outbox_requeue_many(text, text, timestamptz, timestamptz, integer, boolean, text);
 drop function commitbox.outbox_requeue(text, uuid, text);
 drop function commitbox.outbox_revive(commitbox.outbox_dead);
+drop function commitbox.outbox_chosen(bigint, text, text, timestamptz, timestamptz);
 drop function commitbox.outbox_audit(text, text, text, text);
 drop function commitbox.outbox_touch(text, smallint);
 drop function commitbox.outbox_register(text);

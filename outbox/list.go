@@ -16,29 +16,36 @@ const (
 	pageMax     = 1000
 )
 
-// Stats is the state of a channel.
+// Stats is the state of a channel. A count is exact up to 10 000 messages in each of 64 shards, and said to be an estimate
+// beyond, which counts other channels too; scheduled messages and blocked keys up to 640 000.
 type Stats struct {
-	Pending      int           // messages that nobody has tried yet, or that are being sent
-	PendingExact bool          // false: a shard has more than 10 000, and Pending is an estimate that counts other channels too
-	Oldest       time.Duration // age of the oldest message that is pending or deferred; 0 if there is none
-	Deferred     int           // failed messages, and those behind them
-	BlockedKeys  int
-	Dead         int // without the discarded ones
-	Discarded    int
-	Scheduled    int // for later
-	Relays       int // with a lease that has not ended
+	Pending        int           // messages that nobody has tried yet, or that are being sent
+	PendingExact   bool          // false: Pending is an estimate
+	Oldest         time.Duration // age of the oldest among the first of each shard, pending or deferred; 0 if there is none
+	Deferred       int           // failed messages, and those behind them
+	BlockedKeys    int
+	DeferredExact  bool // false: Deferred is an estimate, or there are more BlockedKeys
+	Dead           int  // without the discarded ones
+	Discarded      int
+	DeadExact      bool // false: Dead and Discarded are estimates
+	Scheduled      int  // for later
+	ScheduledExact bool // false: Scheduled is an estimate
+	Relays         int  // with a lease that has not ended
 }
 
-// Stats counts. It is cheap enough to be asked every ten seconds whatever the backlog is: about 640 000 index entries
-// are read at most.
+// Stats counts. It is cheap enough to be asked every ten seconds, whatever lies in the tables: no more index entries are read
+// than the counts above say, and far fewer once a shard has more than 10 000 messages. A channel that
+// does not exist has nothing.
 func (o *Operator) Stats(ctx context.Context, channel string) (Stats, error) {
 	s, err := db.New(o.schema.On(o.pool)).OutboxStats(ctx, channel)
 	if err != nil {
 		return Stats{}, fmt.Errorf("outbox: stats of channel %s: %w", channel, err)
 	}
 	return Stats{
-		Pending: int(s.Pending), PendingExact: s.PendingExact, Oldest: time.Duration(s.OldestSeconds * float64(time.Second)), Deferred: int(s.Deferred),
-		BlockedKeys: int(s.BlockedKeys), Dead: int(s.Dead), Discarded: int(s.Discarded), Scheduled: int(s.Scheduled), Relays: int(s.Relays),
+		Pending: int(s.Pending), PendingExact: s.PendingExact, Oldest: time.Duration(s.OldestSeconds * float64(time.Second)),
+		Deferred: int(s.Deferred), BlockedKeys: int(s.BlockedKeys), DeferredExact: s.DeferredExact,
+		Dead: int(s.Dead), Discarded: int(s.Discarded), DeadExact: s.DeadExact,
+		Scheduled: int(s.Scheduled), ScheduledExact: s.ScheduledExact, Relays: int(s.Relays),
 	}, nil
 }
 
@@ -77,7 +84,7 @@ func (o *Operator) Blocked(ctx context.Context, channel, after string, limit int
 // DeadMessage is a message that was given up.
 type DeadMessage struct {
 	ID          uuid.UUID
-	Position    int64 // for the next page
+	Position    int64
 	Topic, Key  string
 	Attempts    int
 	EnqueuedAt  time.Time
@@ -88,10 +95,21 @@ type DeadMessage struct {
 	DiscardedBy string
 }
 
-// Dead lists a page of the channel's dead messages by position, those after a position, of a topic or of all; limit 0 is
-// 100, at most 1000. A page that is not full is the last one.
-func (o *Operator) Dead(ctx context.Context, channel, topic string, after int64, limit int) ([]DeadMessage, error) {
-	rows, err := db.New(o.schema.On(o.pool)).OutboxDead(ctx, db.OutboxDeadParams{Channel: channel, Topic: topic, AfterID: after, Page: page(limit)})
+// DeadCursor is a place in a list of dead messages. It stays valid while they come and go.
+type DeadCursor struct {
+	Position int64
+	ID       uuid.UUID // a server that lost commits may give a position twice
+}
+
+// Cursor returns the message's place in a list.
+func (m DeadMessage) Cursor() DeadCursor { return DeadCursor{m.Position, m.ID} }
+
+// Dead lists a page of the channel's dead messages by position, those after a place, of a topic or of all; limit 0 is 100, at
+// most 1000. The zero cursor is the start. A page that is not full is the last one.
+func (o *Operator) Dead(ctx context.Context, channel, topic string, after DeadCursor, limit int) ([]DeadMessage, error) {
+	rows, err := db.New(o.schema.On(o.pool)).OutboxDead(ctx, db.OutboxDeadParams{
+		Channel: channel, Topic: topic, AfterID: after.Position, AfterMessage: pgID(after.ID), Page: page(limit),
+	})
 	if err != nil {
 		return nil, fmt.Errorf("outbox: list dead messages of channel %s: %w", channel, err)
 	}

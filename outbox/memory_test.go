@@ -500,20 +500,23 @@ func (s *memory) touch(k keyRef) {
 	s.shards[k.shard].epoch = s.epoch
 }
 
-// reblock changes why a key is blocked.
-func (s *memory) reblock(k keyRef, from, to string) {
+// reblock changes why a key is blocked, and says whether it did.
+func (s *memory) reblock(k keyRef, from, to string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.touch(k)
-	if b := s.keys[k]; b != nil && b.reason == from {
-		b.reason, b.due = to, never
-		if to == "retry" {
-			b.due = time.Now()
-		}
+	b := s.keys[k]
+	if b == nil || b.reason != from {
+		return false
 	}
+	b.reason, b.due = to, never
+	if to == "retry" {
+		b.due = time.Now()
+	}
+	return true
 }
 
-func (s *memory) park(k keyRef) {
+func (s *memory) park(k keyRef) bool {
 	s.mu.Lock()
 	known := s.keys[k] != nil
 	if !known {
@@ -521,9 +524,7 @@ func (s *memory) park(k keyRef) {
 		s.keys[k] = &memoryBlock{due: never, reason: "parked"}
 	}
 	s.mu.Unlock()
-	if known {
-		s.reblock(k, "retry", "parked")
-	}
+	return !known || s.reblock(k, "retry", "parked")
 }
 
 // skipHead takes the first message of a blocked key out of its way and returns it.

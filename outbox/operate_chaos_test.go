@@ -37,7 +37,7 @@ func once(err error) (int, error) {
 // aDead does something to a dead message of a topic.
 func aDead(do func(o *outbox.Operator, ctx context.Context, channel string, id uuid.UUID, reason string) error) func(context.Context, *outbox.Operator, string, string) (int, error) {
 	return func(ctx context.Context, o *outbox.Operator, topic, _ string) (int, error) {
-		dead, err := o.Dead(ctx, channel, topic, 0, 10)
+		dead, err := o.Dead(ctx, channel, topic, outbox.DeadCursor{}, 10)
 		if err != nil || len(dead) == 0 {
 			return 0, err
 		}
@@ -222,7 +222,7 @@ func settleActions(t *testing.T, db *testenv.DB, o *outbox.Operator) {
 				must(t, err)
 				continue
 			}
-			dead, err := o.Dead(t.Context(), channel, a.topic(), 0, 1000)
+			dead, err := o.Dead(t.Context(), channel, a.topic(), outbox.DeadCursor{}, 1000)
 			must(t, err)
 			for _, m := range dead {
 				if m.DiscardedAt.IsZero() {

@@ -144,7 +144,7 @@ func TestOperatorSkipsTheHead(t *testing.T) {
 	}
 	eventually(t, "the next one", func() bool { return len(p.payloads("a")) == 1 })
 	eventually(t, "the skipped one to be all that is left", func() bool { return tables(t, db) == "hot 0, deferred 0, dead 1, blocked 0" })
-	dead, err := o.Dead(t.Context(), channel, "", 0, 0)
+	dead, err := o.Dead(t.Context(), channel, "", outbox.DeadCursor{}, 0)
 	must(t, err)
 	if len(dead) != 1 || dead[0].ID != ids[0] || dead[0].Key != "a" || dead[0].Attempts != 1 || dead[0].PayloadLen != 2 || !strings.HasPrefix(dead[0].LastError, "skipped by") {
 		t.Errorf("dead: %+v", dead)
@@ -172,7 +172,7 @@ func TestOperatorDiscardsAndTheKeyGoesOn(t *testing.T) {
 	if err := o.Discard(t.Context(), channel, ids[0], ""); !errors.Is(err, outbox.ErrNotFound) {
 		t.Errorf("discarded twice: %v", err)
 	}
-	dead, err := o.Dead(t.Context(), channel, "test", 0, 10)
+	dead, err := o.Dead(t.Context(), channel, "test", outbox.DeadCursor{}, 10)
 	must(t, err)
 	if len(dead) != 1 || dead[0].DiscardedAt.IsZero() || dead[0].DiscardedBy == "" {
 		t.Errorf("the discarded row: %+v", dead)
@@ -232,7 +232,7 @@ func TestOperatorStats(t *testing.T) {
 		t.Errorf("oldest %v", s.Oldest)
 	}
 	s.Oldest = 0
-	if diff := cmp.Diff(outbox.Stats{Pending: 2, PendingExact: true}, s); diff != "" {
+	if diff := cmp.Diff(outbox.Stats{Pending: 2, PendingExact: true, DeferredExact: true, DeadExact: true, ScheduledExact: true}, s); diff != "" {
 		t.Error(diff)
 	}
 	if _, err := db.Pool.Exec(t.Context(), `insert into commitbox.outbox_message (message_id, channel, key, topic, payload)

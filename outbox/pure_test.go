@@ -268,12 +268,12 @@ func TestOperatorRates(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	started := time.Now()
-	done, err := (&Operator{}).atRate(ctx, 1, false, func(int) (int, error) { return 1, nil })
+	done, err := atRate(ctx, 1, false, func(int) (int, error) { return 1, nil })
 	if !errors.Is(err, context.DeadlineExceeded) || done != 0 || time.Since(started) > 700*time.Millisecond {
 		t.Errorf("one per second: %d done, stopped after %v, %v", done, time.Since(started), err)
 	}
 	left := 3 * stepMax
-	done, err = (&Operator{}).atRate(t.Context(), math.MaxInt, false, func(atMost int) (int, error) {
+	done, err = atRate(t.Context(), math.MaxInt, false, func(atMost int) (int, error) {
 		time.Sleep(300 * time.Millisecond)
 		n := min(left, atMost)
 		left -= n

@@ -37,20 +37,33 @@ func TestSimulation(t *testing.T) {
 			n = 3000
 		}
 	}
+	done := map[string]int{}
 	for seed := range n {
-		if simulateOne(t, uint64(seed+1)); t.Failed() {
+		for what, times := range simulateOne(t, uint64(seed+1)) {
+			done[what] += times
+		}
+		if t.Failed() {
 			return
+		}
+	}
+	t.Logf("%v", done)
+	for _, what := range []string{"requeue", "discard", "park", "release", "retry", "skip head", "replay", "schedule", "keep"} {
+		if n >= 20 && done[what] == 0 {
+			t.Errorf("%s was never simulated", what)
 		}
 	}
 }
 
-func simulateOne(t *testing.T, seed uint64) {
+// simulateOne runs a seed and returns how often which thing was done.
+func simulateOne(t *testing.T, seed uint64) (done map[string]int) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(seed)
+		done = s.acted
 		for _, v := range s.run() {
 			t.Errorf("seed %d: %s", seed, v)
 		}
 	})
+	return done
 }
 
 // simulation is one run: relays, writers, an operator and a broker around one store.
@@ -70,6 +83,7 @@ type simulation struct {
 	moved     map[uuid.UUID]bool // messages that are not in their key's order: scheduled, skipped, discarded
 	discarded map[uuid.UUID]bool
 	replays   map[uuid.UUID]int
+	acted     map[string]int // how often what was done, while the run was wild
 	next      uint64
 }
 
@@ -86,7 +100,7 @@ func newSimulation(seed uint64) *simulation {
 	s := &simulation{
 		scheduler: newScheduler(seed), store: newMemory(2 * time.Second), locks: map[string]bool{},
 		committed: map[string][]string{}, ids: map[uuid.UUID]bool{}, died: map[uuid.UUID]bool{},
-		moved: map[uuid.UUID]bool{}, discarded: map[uuid.UUID]bool{}, replays: map[uuid.UUID]int{},
+		moved: map[uuid.UUID]bool{}, discarded: map[uuid.UUID]bool{}, replays: map[uuid.UUID]int{}, acted: map[string]int{},
 	}
 	s.store.hold, s.store.keep = s.chance(50), s.chance(50)
 	s.faults = s.chance(85)
@@ -283,6 +297,7 @@ func (s *simulation) write(a *actor) {
 			m := Message{ID: s.id(), Key: key, Topic: "t", Channel: DefaultChannel}
 			m.Payload = []byte(m.ID.String())
 			s.ids[m.ID], s.moved[m.ID] = true, true
+			s.act("schedule", true)
 			s.store.schedule(m, time.Now().Add(time.Duration(s.random.IntN(2000))*time.Millisecond))
 		}
 		if commit {
@@ -313,9 +328,11 @@ func (s *simulation) operate(a *actor) {
 			switch {
 			case s.calm || s.chance(30):
 				s.store.requeue(r.ref)
-			case s.chance(3):
+				s.act("requeue", !s.calm)
+			case s.chance(10):
 				s.discarded[r.ID], s.moved[r.ID] = true, true
 				s.store.discard(r.ref)
+				s.act("discard", true)
 			}
 		}
 		m := Message{Key: fmt.Sprint("k", s.random.IntN(simKeys))}
@@ -326,22 +343,30 @@ func (s *simulation) operate(a *actor) {
 		}
 		switch s.random.IntN(8) {
 		case 0:
-			s.store.park(k)
+			s.act("park", s.store.park(k))
 		case 1, 2:
-			s.store.reblock(k, "parked", "retry")
+			s.act("release", s.store.reblock(k, "parked", "retry"))
 		case 3:
-			s.store.reblock(k, "retry", "retry")
+			s.act("retry", s.store.reblock(k, "retry", "retry"))
 		case 4:
 			if head := s.store.skipHead(k); head != uuid.Nil {
 				s.moved[head] = true
+				s.act("skip head", true)
 			}
 		case 5:
 			if n := len(s.store.sent); n > 0 {
 				again := s.store.sent[s.random.IntN(n)]
 				s.replays[again.ID]++
 				s.store.replay(again)
+				s.act("replay", true)
 			}
 		}
+	}
+}
+
+func (s *simulation) act(what string, ok bool) {
+	if ok {
+		s.acted[what]++
 	}
 }
 
@@ -422,6 +447,16 @@ func (s *simulation) violations() (found []string) {
 	for id := range s.ids {
 		if s.broker.seen[id] < 1+s.replays[id] && !s.discarded[id] {
 			found = append(found, fmt.Sprintf("lost %s", id))
+		}
+	}
+	kept := map[uuid.UUID]int{}
+	for _, m := range s.store.sent {
+		kept[m.ID]++
+		s.act("keep", true)
+	}
+	for id := range s.ids {
+		if n := kept[id]; s.store.keep && n != 1+s.replays[id] && !s.discarded[id] {
+			found = append(found, fmt.Sprintf("kept %s %d times, replayed it %d times", id, n, s.replays[id]))
 		}
 	}
 	if !s.faults && copies > 0 {

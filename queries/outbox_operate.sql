@@ -1,8 +1,9 @@
 -- name: OutboxStats :one
--- The state of a channel. Plain reads: up to 10 000 entries of the primary key for each shard, and the small tables.
+-- The state of a channel. Plain reads of a bounded number of index entries, see the function.
 select s.pending::bigint as pending, s.pending_exact::boolean as pending_exact, s.oldest_seconds::float8 as oldest_seconds,
-       s.deferred::bigint as deferred, s.blocked_keys::bigint as blocked_keys, s.dead::bigint as dead,
-       s.discarded::bigint as discarded, s.scheduled::bigint as scheduled, s.relays::bigint as relays
+       s.deferred::bigint as deferred, s.blocked_keys::bigint as blocked_keys, s.deferred_exact::boolean as deferred_exact,
+       s.dead::bigint as dead, s.discarded::bigint as discarded, s.dead_exact::boolean as dead_exact,
+       s.scheduled::bigint as scheduled, s.scheduled_exact::boolean as scheduled_exact, s.relays::bigint as relays
 from commitbox.outbox_stats(@channel::text) s;
 
 -- name: OutboxBlocked :many
@@ -16,13 +17,15 @@ where k.channel = @channel::text and k.key > @after_key::text
 order by k.key limit @page::integer;
 
 -- name: OutboxDead :many
--- A page of dead messages by position, without their payloads. Plain read by primary key or by (channel, topic, dead_at).
+-- A page of dead messages by position and id, without their payloads: a server that lost commits draws positions again, so two
+-- may have one. Plain read by primary key or by (channel, topic, dead_at).
 select d.id, d.message_id, d.topic, coalesce(d.key, '')::text as key, d.attempts, d.created_at, d.dead_at,
        coalesce(d.last_error, '')::text as last_error, octet_length(d.payload)::integer as payload_len,
        d.discarded_at, coalesce(d.discarded_by, '')::text as discarded_by
 from commitbox.outbox_dead d
-where d.channel = @channel::text and (@topic::text = '' or d.topic = @topic::text) and d.id > @after_id::bigint
-order by d.id limit @page::integer;
+where d.channel = @channel::text and (@topic::text = '' or d.topic = @topic::text)
+  and (d.id, d.message_id) > (@after_id::bigint, @after_message::uuid)
+order by d.id, d.message_id limit @page::integer;
 
 -- name: OutboxRequeue :one
 -- Calls outbox_requeue: locks the shard of one dead message, found by message id, and moves it back.
@@ -52,3 +55,7 @@ select commitbox.outbox_release(@channel::text, @key::text, sqlc.narg('reason'):
 -- name: OutboxSkipHead :one
 -- Calls outbox_skip_head: locks the shard of the key and moves the first message out of its way. Null: there was nothing to skip.
 select commitbox.outbox_skip_head(@channel::text, @key::text, sqlc.narg('reason')::text)::uuid as head;
+
+-- name: OutboxNow :one
+-- The time by the clock that writes when messages die; touches no table.
+select clock_timestamp()::timestamptz as at;

@@ -26,7 +26,9 @@ select (select count(*) from moved)::bigint as moved,
        ) - clock_timestamp()), 'infinity')::float8 as next_in;
 
 -- name: KeepAt :execrows
--- DeleteAt for a channel that keeps what was sent. The delete decides: of two that confirm one message, one keeps it.
+-- DeleteAt for a channel that keeps what was sent. The delete decides: of two that confirm one message, one keeps it. In the order
+-- of positions, because each row's time is taken as it is inserted and replay goes by it; the delete returns them in that of
+-- their places.
 with gone as (
     delete from commitbox.outbox_message o
     where o.ctid = any (array(select unnest(@places::tid[])))
@@ -34,11 +36,11 @@ with gone as (
     returning o.id, o.created_at, o.message_id, o.shard, o.channel, o.key, o.topic, o.content_type, o.headers, o.payload
 )
 insert into commitbox.outbox_sent (id, created_at, message_id, shard, channel, key, topic, content_type, headers, payload)
-select g.id, g.created_at, g.message_id, g.shard, g.channel, g.key, g.topic, g.content_type, g.headers, g.payload from gone g;
+select g.id, g.created_at, g.message_id, g.shard, g.channel, g.key, g.topic, g.content_type, g.headers, g.payload from gone g order by g.id;
 
 -- name: KeepConfirmed :execrows
 -- DeleteConfirmed for a channel that keeps what was sent, from hot, deferred or dead. The deletes decide: of two that confirm
--- one message, one keeps it. Primary keys, then ctid.
+-- one message, one keeps it. In order, as in KeepAt. Primary keys, then ctid.
 with hot as (
     delete from commitbox.outbox_message m where m.ctid = any (array(
         select p.ctid from rows from (unnest(@shards::smallint[]), unnest(@ids::bigint[]), unnest(@message_ids::uuid[])) as c (shard, id, message_id)
@@ -72,7 +74,7 @@ with hot as (
     union all select dead.id, dead.created_at, dead.message_id, dead.shard, dead.channel, dead.key, dead.topic, dead.content_type, dead.headers, dead.payload from dead
 )
 insert into commitbox.outbox_sent (id, created_at, message_id, shard, channel, key, topic, content_type, headers, payload)
-select g.id, g.created_at, g.message_id, g.shard, g.channel, g.key, g.topic, g.content_type, g.headers, g.payload from gone g;
+select g.id, g.created_at, g.message_id, g.shard, g.channel, g.key, g.topic, g.content_type, g.headers, g.payload from gone g order by g.id;
 
 -- name: SentDays :exec
 -- Makes the days that come and drops those that are not kept any more by any channel. See the function; a few catalogue reads

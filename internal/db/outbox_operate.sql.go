@@ -76,15 +76,17 @@ select d.id, d.message_id, d.topic, coalesce(d.key, '')::text as key, d.attempts
        coalesce(d.last_error, '')::text as last_error, octet_length(d.payload)::integer as payload_len,
        d.discarded_at, coalesce(d.discarded_by, '')::text as discarded_by
 from commitbox.outbox_dead d
-where d.channel = $1::text and ($2::text = '' or d.topic = $2::text) and d.id > $3::bigint
-order by d.id limit $4::integer
+where d.channel = $1::text and ($2::text = '' or d.topic = $2::text)
+  and (d.id, d.message_id) > ($3::bigint, $4::uuid)
+order by d.id, d.message_id limit $5::integer
 `
 
 type OutboxDeadParams struct {
-	Channel string
-	Topic   string
-	AfterID int64
-	Page    int32
+	Channel      string
+	Topic        string
+	AfterID      int64
+	AfterMessage pgtype.UUID
+	Page         int32
 }
 
 type OutboxDeadRow struct {
@@ -101,12 +103,14 @@ type OutboxDeadRow struct {
 	DiscardedBy string
 }
 
-// A page of dead messages by position, without their payloads. Plain read by primary key or by (channel, topic, dead_at).
+// A page of dead messages by position and id, without their payloads: a server that lost commits draws positions again, so two
+// may have one. Plain read by primary key or by (channel, topic, dead_at).
 func (q *Queries) OutboxDead(ctx context.Context, arg OutboxDeadParams) ([]OutboxDeadRow, error) {
 	rows, err := q.db.Query(ctx, OutboxDead,
 		arg.Channel,
 		arg.Topic,
 		arg.AfterID,
+		arg.AfterMessage,
 		arg.Page,
 	)
 	if err != nil {
@@ -155,6 +159,18 @@ func (q *Queries) OutboxDiscard(ctx context.Context, arg OutboxDiscardParams) (b
 	var done bool
 	err := row.Scan(&done)
 	return done, err
+}
+
+const OutboxNow = `-- name: OutboxNow :one
+select clock_timestamp()::timestamptz as at
+`
+
+// The time by the clock that writes when messages die; touches no table.
+func (q *Queries) OutboxNow(ctx context.Context) (time.Time, error) {
+	row := q.db.QueryRow(ctx, OutboxNow)
+	var at time.Time
+	err := row.Scan(&at)
+	return at, err
 }
 
 const OutboxPark = `-- name: OutboxPark :one
@@ -280,24 +296,28 @@ func (q *Queries) OutboxSkipHead(ctx context.Context, arg OutboxSkipHeadParams) 
 
 const OutboxStats = `-- name: OutboxStats :one
 select s.pending::bigint as pending, s.pending_exact::boolean as pending_exact, s.oldest_seconds::float8 as oldest_seconds,
-       s.deferred::bigint as deferred, s.blocked_keys::bigint as blocked_keys, s.dead::bigint as dead,
-       s.discarded::bigint as discarded, s.scheduled::bigint as scheduled, s.relays::bigint as relays
+       s.deferred::bigint as deferred, s.blocked_keys::bigint as blocked_keys, s.deferred_exact::boolean as deferred_exact,
+       s.dead::bigint as dead, s.discarded::bigint as discarded, s.dead_exact::boolean as dead_exact,
+       s.scheduled::bigint as scheduled, s.scheduled_exact::boolean as scheduled_exact, s.relays::bigint as relays
 from commitbox.outbox_stats($1::text) s
 `
 
 type OutboxStatsRow struct {
-	Pending       int64
-	PendingExact  bool
-	OldestSeconds float64
-	Deferred      int64
-	BlockedKeys   int64
-	Dead          int64
-	Discarded     int64
-	Scheduled     int64
-	Relays        int64
+	Pending        int64
+	PendingExact   bool
+	OldestSeconds  float64
+	Deferred       int64
+	BlockedKeys    int64
+	DeferredExact  bool
+	Dead           int64
+	Discarded      int64
+	DeadExact      bool
+	Scheduled      int64
+	ScheduledExact bool
+	Relays         int64
 }
 
-// The state of a channel. Plain reads: up to 10 000 entries of the primary key for each shard, and the small tables.
+// The state of a channel. Plain reads of a bounded number of index entries, see the function.
 func (q *Queries) OutboxStats(ctx context.Context, channel string) (OutboxStatsRow, error) {
 	row := q.db.QueryRow(ctx, OutboxStats, channel)
 	var i OutboxStatsRow
@@ -307,9 +327,12 @@ func (q *Queries) OutboxStats(ctx context.Context, channel string) (OutboxStatsR
 		&i.OldestSeconds,
 		&i.Deferred,
 		&i.BlockedKeys,
+		&i.DeferredExact,
 		&i.Dead,
 		&i.Discarded,
+		&i.DeadExact,
 		&i.Scheduled,
+		&i.ScheduledExact,
 		&i.Relays,
 	)
 	return i, err

@@ -20,7 +20,7 @@ with gone as (
     returning o.id, o.created_at, o.message_id, o.shard, o.channel, o.key, o.topic, o.content_type, o.headers, o.payload
 )
 insert into commitbox.outbox_sent (id, created_at, message_id, shard, channel, key, topic, content_type, headers, payload)
-select g.id, g.created_at, g.message_id, g.shard, g.channel, g.key, g.topic, g.content_type, g.headers, g.payload from gone g
+select g.id, g.created_at, g.message_id, g.shard, g.channel, g.key, g.topic, g.content_type, g.headers, g.payload from gone g order by g.id
 `
 
 type KeepAtParams struct {
@@ -29,7 +29,9 @@ type KeepAtParams struct {
 	MessageIds []pgtype.UUID
 }
 
-// DeleteAt for a channel that keeps what was sent. The delete decides: of two that confirm one message, one keeps it.
+// DeleteAt for a channel that keeps what was sent. The delete decides: of two that confirm one message, one keeps it. In the order
+// of positions, because each row's time is taken as it is inserted and replay goes by it; the delete returns them in that of
+// their places.
 func (q *Queries) KeepAt(ctx context.Context, arg KeepAtParams) (int64, error) {
 	result, err := q.db.Exec(ctx, KeepAt, arg.Places, arg.Ids, arg.MessageIds)
 	if err != nil {
@@ -72,7 +74,7 @@ with hot as (
     union all select dead.id, dead.created_at, dead.message_id, dead.shard, dead.channel, dead.key, dead.topic, dead.content_type, dead.headers, dead.payload from dead
 )
 insert into commitbox.outbox_sent (id, created_at, message_id, shard, channel, key, topic, content_type, headers, payload)
-select g.id, g.created_at, g.message_id, g.shard, g.channel, g.key, g.topic, g.content_type, g.headers, g.payload from gone g
+select g.id, g.created_at, g.message_id, g.shard, g.channel, g.key, g.topic, g.content_type, g.headers, g.payload from gone g order by g.id
 `
 
 type KeepConfirmedParams struct {
@@ -83,7 +85,7 @@ type KeepConfirmedParams struct {
 }
 
 // DeleteConfirmed for a channel that keeps what was sent, from hot, deferred or dead. The deletes decide: of two that confirm
-// one message, one keeps it. Primary keys, then ctid.
+// one message, one keeps it. In order, as in KeepAt. Primary keys, then ctid.
 func (q *Queries) KeepConfirmed(ctx context.Context, arg KeepConfirmedParams) (int64, error) {
 	result, err := q.db.Exec(ctx, KeepConfirmed,
 		arg.Shards,
