@@ -2,16 +2,20 @@ package outbox_test
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/commitbox/commitbox"
 	"github.com/commitbox/commitbox/internal/devserver"
@@ -234,25 +238,189 @@ func TestH9_DaysThatAreReadAreLeftToTheNextCall(t *testing.T) {
 	}
 }
 
-// A psql session and a Go program enqueue for one key: order holds.
+// What is confirmed in one statement is kept in the order in which it was sent, whatever places the rows had.
+func TestKeptMessagesOfAKeyAreReplayedInTheirOrder(t *testing.T) {
+	t.Parallel()
+	db := testenv.Database(t)
+	o := newOperator(t, db)
+	keeping(t, db, 1)
+	_, err := db.Pool.Exec(t.Context(), `insert into commitbox.outbox_message (id, message_id, channel, key, topic, payload)
+		select 101 - g, gen_random_uuid(), 'default', 'k', 't', convert_to((101 - g)::text, 'UTF8') from generate_series(1, 100) g`)
+	must(t, err)
+	must(t, db.Pool.QueryRow(t.Context(), "select setval('commitbox.outbox_seq', 100)").Scan(new(int64)))
+	p := &recorder{}
+	start(t, newRelay(t, db.Pool, p, brisk()))
+	eventually(t, "100 kept messages", func() bool { return count(t, db, "select count(*) from commitbox.outbox_sent") == 100 })
+	first := p.payloads("k")
+	n, err := o.Replay(t.Context(), outbox.ReplayFilter{Since: time.Now().Add(-time.Hour), Rate: 10_000})
+	if err != nil || n != 100 {
+		t.Fatalf("replayed %d, %v", n, err)
+	}
+	eventually(t, "their copies", func() bool { return len(p.payloads("k")) == 200 })
+	if diff := cmp.Diff(first, p.payloads("k")[100:]); diff != "" {
+		t.Errorf("order (-first +again):\n%s", diff)
+	}
+}
+
+// Days come and go by the function only: a relay's role can neither make nor drop one itself, and there is no partition for
+// what has no day.
+func TestH9_DaysAreMadeByTheFunctionOnly(t *testing.T) {
+	t.Parallel()
+	db := testenv.Database(t)
+	ctx := t.Context()
+	_, err := db.Pool.Exec(ctx, `create table commitbox.outbox_sent_20200101 partition of commitbox.outbox_sent for values from ('2020-01-01 00:00+00') to ('2020-01-02 00:00+00')`)
+	must(t, err)
+	tx := begin(t, db)
+	for _, sql := range []string{"create role days_of_a_relay", "select commitbox.grant_rights('relay', 'days_of_a_relay')", "set local role days_of_a_relay"} {
+		_, err := tx.Exec(ctx, sql)
+		must(t, err)
+	}
+	const insert = `insert into commitbox.outbox_sent (sent_at, id, created_at, message_id, shard, channel, topic, headers, payload)
+		values (statement_timestamp() + $1 * interval '1 day', 1, now(), gen_random_uuid(), 0, 'default', 't', '{}', '')`
+	attempt := func(sql string, args ...any) (code string) {
+		t.Helper()
+		inner, err := tx.Begin(ctx)
+		must(t, err)
+		_, err = inner.Exec(ctx, sql, args...)
+		if refused := (*pgconn.PgError)(nil); errors.As(err, &refused) {
+			code = refused.Code
+		}
+		must(t, inner.Rollback(ctx))
+		return code
+	}
+	const notAllowed, noPartition = "42501", "23514"
+	for sql, want := range map[string]string{
+		"create table commitbox.outbox_sent_x partition of commitbox.outbox_sent default":                                          notAllowed,
+		"create table commitbox.outbox_sent_x partition of commitbox.outbox_sent for values from ('2021-01-01') to ('2021-01-02')": notAllowed,
+		"drop table commitbox.outbox_sent_20200101":                                                                                notAllowed,
+		"alter table commitbox.outbox_sent detach partition commitbox.outbox_sent_20200101":                                        notAllowed,
+		"delete from commitbox.outbox_sent":                                                                                        notAllowed,
+	} {
+		if code := attempt(sql); code != want {
+			t.Errorf("%s: %q, want %s", sql, code, want)
+		}
+	}
+	if code := attempt(insert, 0); code != noPartition {
+		t.Errorf("a message of a day that was not made: %q, want %s", code, noPartition)
+	}
+	var made, dropped int
+	must(t, tx.QueryRow(ctx, "select made, dropped from commitbox.outbox_sent_days(7, 1)").Scan(&made, &dropped))
+	if made != 8 || dropped != 1 {
+		t.Errorf("the function made %d and dropped %d, want 8 and 1", made, dropped)
+	}
+	for day, want := range map[int]string{0: "", 7: "", 8: noPartition} {
+		if code := attempt(insert, day); code != want {
+			t.Errorf("a message of day %d: %q, want %q", day, code, want)
+		}
+	}
+	must(t, tx.Rollback(ctx))
+
+	keeping(t, db, 1)
+	start(t, newRelay(t, db.Pool, &recorder{}, brisk()))
+	eventually(t, "a relay to make today and 7 days ahead", func() bool {
+		return count(t, db, `select count(*) from pg_inherits i join pg_class c on c.oid = i.inhrelid where i.inhparent = 'commitbox.outbox_sent'::regclass
+			and c.relname between 'outbox_sent_' || to_char(now() at time zone 'UTC', 'YYYYMMDD') and 'outbox_sent_' || to_char(now() at time zone 'UTC' + interval '7 days', 'YYYYMMDD')`) == 8
+	})
+}
+
+// While a reader keeps an old day from being dropped for as long as it likes, and the drop is tried again and again, a relay
+// goes on confirming.
+func TestH9_ADropThatCannotBeDoneStopsNoRelay(t *testing.T) {
+	t.Parallel()
+	db := testenv.Database(t)
+	keeping(t, db, 1)
+	_, err := db.Pool.Exec(t.Context(), `create table commitbox.outbox_sent_20200101 partition of commitbox.outbox_sent for values from ('2020-01-01 00:00+00') to ('2020-01-02 00:00+00')`)
+	must(t, err)
+	reader := begin(t, db)
+	_, err = reader.Exec(t.Context(), "select from commitbox.outbox_sent_20200101")
+	must(t, err)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	var group sync.WaitGroup
+	var tries, gone atomic.Int64
+	group.Go(func() {
+		for ctx.Err() == nil {
+			var dropped int64
+			if err := db.Pool.QueryRow(ctx, "select dropped from commitbox.outbox_sent_days(7, 1)").Scan(&dropped); err != nil && ctx.Err() == nil {
+				t.Errorf("drop: %v", err)
+			}
+			tries.Add(1)
+			gone.Add(dropped)
+		}
+	})
+	defer group.Wait()
+	defer cancel()
+	p := &recorder{}
+	start(t, newRelay(t, db.Pool, p, brisk()))
+	for i := range 50 {
+		enqueue(t, db, message("", fmt.Sprint(i)))
+	}
+	eventually(t, "50 kept messages", func() bool { return count(t, db, "select count(*) from commitbox.outbox_sent") == 50 })
+	eventually(t, "three tries to drop", func() bool { return tries.Load() >= 3 })
+	if gone.Load() != 0 || len(p.payloads()) != 50 {
+		t.Errorf("%d days dropped while one was read, %d publishes of 50 messages", gone.Load(), len(p.payloads()))
+	}
+	must(t, reader.Rollback(t.Context()))
+	eventually(t, "the drop", func() bool { return gone.Load() == 1 })
+}
+
+// A psql session and a Go program enqueue for one key at the same time, and serialise their transactions by a row: order holds.
 func TestPsqlAndGoShareAKey(t *testing.T) {
+	t.Parallel()
+	db := testenv.Database(t)
+	_, err := db.Pool.Exec(t.Context(), "create table account as select 0 as version")
+	must(t, err)
+	p := &recorder{}
+	start(t, newRelay(t, db.Pool, p, brisk()))
+	fromPsql := psql(t, db)
+	const each = 60
+	var group sync.WaitGroup
+	group.Go(func() {
+		for range each {
+			err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+				var version int
+				if err := tx.QueryRow(t.Context(), "update account set version = version + 1 returning version").Scan(&version); err != nil {
+					return err
+				}
+				_, err := outbox.Enqueue(t.Context(), tx, message("k", fmt.Sprint(version)))
+				return err
+			})
+			if err != nil {
+				t.Errorf("the Go program: %v", err)
+				return
+			}
+		}
+	})
+	for range each {
+		fromPsql(`begin; update account set version = version + 1;
+			select commitbox.enqueue('psql', convert_to(version::text, 'UTF8'), 'k') from account; commit;`)
+	}
+	group.Wait()
+	var want []string
+	for i := range 2 * each {
+		want = append(want, fmt.Sprint(i+1))
+	}
+	eventually(t, "120 messages", func() bool { return len(p.payloads()) == 2*each })
+	if diff := cmp.Diff(want, p.payloads("k")); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// A message for later from psql is one for later, and has its place when it is due.
+func TestPsqlSchedules(t *testing.T) {
 	t.Parallel()
 	db := testenv.Database(t)
 	p := &recorder{}
 	start(t, newRelay(t, db.Pool, p, brisk()))
 	fromPsql := psql(t, db)
-	var want []string
-	for i := range 60 {
-		if i%2 == 0 {
-			enqueue(t, db, message("k", fmt.Sprint(i)))
-		} else {
-			fromPsql(fmt.Sprintf("select commitbox.enqueue('t', '%d', 'k');", i))
-		}
-		want = append(want, fmt.Sprint(i))
-	}
-	eventually(t, "60 messages", func() bool { return len(p.payloads()) == 60 })
-	if diff := cmp.Diff(want, p.payloads("k")); diff != "" {
+	fromPsql("select commitbox.enqueue('t', 'never', 'k', deliver_at => now() + interval '1 day');")
+	fromPsql("select commitbox.enqueue('t', 'later', 'k', deliver_at => now() + interval '1 s');")
+	fromPsql("select commitbox.enqueue('t', 'now', 'k');")
+	eventually(t, "two messages", func() bool { return len(p.payloads()) == 2 })
+	if diff := cmp.Diff([]string{"now", "later"}, p.payloads("k")); diff != "" {
 		t.Error(diff)
+	}
+	if n := count(t, db, "select count(*) from commitbox.outbox_scheduled"); n != 1 {
+		t.Errorf("%d messages wait, want 1", n)
 	}
 }
 

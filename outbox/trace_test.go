@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -75,6 +77,59 @@ func TestB85_TheTraceIsThatOfTheRequestThatEnqueued(t *testing.T) {
 	ctx := context.WithValue(t.Context(), spanKey{}, span{traceparent: traceparent("a")})
 	if _, err := box.Enqueue(ctx, begin(t, db), long); !errors.As(err, new(*commitbox.InputError)) {
 		t.Errorf("headers over the limit with their trace: %v", err)
+	}
+}
+
+// Whatever way a message takes, and whoever sends it on that way, it keeps the trace of the request that enqueued it: for
+// later, failed, dead and requeued, replayed.
+func TestB85_TheTraceGoesWithTheMessage(t *testing.T) {
+	t.Parallel()
+	db := testenv.Database(t)
+	o := newOperator(t, db)
+	keeping(t, db, 1)
+	box, err := outbox.New(outbox.Config{Trace: storeTrace})
+	must(t, err)
+	tx, ctx := begin(t, db), context.WithValue(t.Context(), spanKey{}, span{traceparent: traceparent("a")})
+	_, err = box.Enqueue(ctx, tx, later("k", "later", 300*time.Millisecond), message("f", "dies"), message("f", "behind"))
+	must(t, err)
+	must(t, tx.Commit(t.Context()))
+
+	var mu sync.Mutex
+	var links []string
+	s := refusing("dies")
+	p := &recorder{fail: s.fail}
+	cfg := brisk()
+	cfg.MaxAttempts = 2
+	start(t, newRelay(t, db.Pool, linking{p, func(s span) {
+		mu.Lock()
+		defer mu.Unlock()
+		links = append(links, s.link)
+	}}, cfg))
+	eventually(t, "two messages and a dead one", func() bool { return len(p.payloads()) == 2 && tables(t, db) == "hot 0, deferred 0, dead 1, blocked 0" })
+	s.accept()
+	operator := context.WithValue(t.Context(), spanKey{}, span{traceparent: traceparent("e")})
+	n, err := o.RequeueMany(operator, outbox.RequeueFilter{})
+	must(t, found(n, err))
+	eventually(t, "three kept messages", func() bool { return count(t, db, "select count(*) from commitbox.outbox_sent") == 3 })
+	n, err = o.Replay(operator, outbox.ReplayFilter{Since: time.Now().Add(-time.Hour), Rate: 1000})
+	if err != nil || n != 3 {
+		t.Fatalf("replayed %d, %v", n, err)
+	}
+	eventually(t, "three more", func() bool { return len(p.payloads()) == 6 })
+	mu.Lock()
+	defer mu.Unlock()
+	if len(links) != 8 { // six that were confirmed, two that were refused
+		t.Errorf("%d spans", len(links))
+	}
+	for i, link := range links {
+		if link != traceparent("a") {
+			t.Errorf("span %d is linked to %q", i, link)
+		}
+	}
+	for _, r := range p.sent {
+		if r.Headers["traceparent"] != traceparent("a") {
+			t.Errorf("%s was sent with %v", r.Payload, r.Headers)
+		}
 	}
 }
 
