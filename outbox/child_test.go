@@ -71,7 +71,7 @@ func (p tablePublisher) Publish(ctx context.Context, batch []outbox.Record) []er
 		case string(r.Payload) == poison:
 			os.Exit(3)
 		case rand.IntN(100) < p.failing:
-			if errs[i] = errRefused; strings.HasPrefix(r.Topic, mortal) && rand.IntN(2) == 0 {
+			if errs[i] = errRefused; strings.HasPrefix(r.Topic, mortal) && rand.IntN(4) > 0 {
 				errs[i] = outbox.Permanent(errRefused)
 			}
 		default:

@@ -25,6 +25,7 @@ type operatorAction struct {
 	dies    bool // its messages may be refused for good
 	removes bool // it takes messages out of the order of their keys
 	do      func(ctx context.Context, o *outbox.Operator, topic, key string) (done int, err error)
+	sql     string // the same in SQL, of a topic and a key; it says how many
 }
 
 func once(err error) (int, error) {
@@ -48,57 +49,51 @@ func aDead(do func(o *outbox.Operator, ctx context.Context, channel string, id u
 var operatorActions = []operatorAction{
 	{"retry now", false, false, func(ctx context.Context, o *outbox.Operator, _, key string) (int, error) {
 		return once(o.Retry(ctx, channel, key, ""))
-	}},
+	}, `select outbox_retry('default', $2)::int from (values ($1)) v`},
 	{"park", false, false, func(ctx context.Context, o *outbox.Operator, _, key string) (int, error) {
 		err := o.Park(ctx, channel, key, "")
 		if errors.Is(err, outbox.ErrNotFound) {
 			return 0, o.Release(ctx, channel, key, "") // for the next time
 		}
 		return once(err)
-	}},
+	}, `select case when outbox_park('default', $2) then 1 else outbox_release('default', $2)::int * 0 end from (values ($1)) v`},
 	{"release", false, false, func(ctx context.Context, o *outbox.Operator, _, key string) (int, error) {
 		if err := o.Park(ctx, channel, key, ""); err != nil {
 			return 0, err
 		}
 		return once(o.Release(ctx, channel, key, ""))
-	}},
+	}, `select case when outbox_park('default', $2) is not null then outbox_release('default', $2)::int end from (values ($1)) v`},
 	{"skip head", true, true, func(ctx context.Context, o *outbox.Operator, _, key string) (int, error) {
 		_, err := o.SkipHead(ctx, channel, key, "")
 		return once(err)
-	}},
-	{"requeue one", true, false, aDead((*outbox.Operator).Requeue)},
+	}, `select (outbox_skip_head('default', $2) is not null)::int from (values ($1)) v`},
+	{"requeue one", true, false, aDead((*outbox.Operator).Requeue), `select coalesce(sum(outbox_requeue('default', message_id)::int), 0) from (select * from outbox_dead where topic = $1 and key = $2 limit 1) d`},
 	{"requeue by topic", true, false, func(ctx context.Context, o *outbox.Operator, topic, _ string) (int, error) {
 		return o.RequeueMany(ctx, outbox.RequeueFilter{Topic: topic, Rate: 1000})
-	}},
+	}, `select outbox_requeue_many('default', $1)::int from (values ($2)) v`},
 	{"requeue by time", true, false, func(ctx context.Context, o *outbox.Operator, topic, _ string) (int, error) {
 		now := time.Now()
 		return o.RequeueMany(ctx, outbox.RequeueFilter{Topic: topic, Since: now.Add(-time.Minute), Until: now, Rate: 1000})
-	}},
-	{"discard", true, true, aDead((*outbox.Operator).Discard)},
+	}, `select outbox_requeue_many('default', $1, now() - interval '1 minute', now())::int from (values ($2)) v`},
+	{"discard", true, true, aDead((*outbox.Operator).Discard), `select coalesce(sum(outbox_discard('default', message_id)::int), 0) from (select * from outbox_dead where topic = $1 and key = $2 limit 1) d`},
 	{"replay", false, false, func(ctx context.Context, o *outbox.Operator, _, key string) (int, error) {
 		return o.Replay(ctx, outbox.ReplayFilter{Since: time.Now().Add(-200 * time.Millisecond), Key: key, Rate: 1000})
-	}},
-	{"sql functions", true, true, nil}, // see inSQL
+	}, `select done::int from outbox_replay('default', now() - interval '0.2 s', now(), $1, $2)`},
+	{"any", true, true, nil, ""}, // each of the others in SQL, on the same keys
 }
 
-// inSQL is an operator with psql: the same functions, called by hand.
-func inSQL(db *testenv.DB) func(context.Context, *outbox.Operator, string, string) (int, error) {
-	calls := []string{
-		`select outbox_retry('default', $2)::int from (values ($1)) v`, `select outbox_park('default', $2)::int from (values ($1)) v`,
-		`select outbox_release('default', $2)::int from (values ($1)) v`, `select (outbox_skip_head('default', $2) is not null)::int from (values ($1)) v`,
-		`select outbox_requeue_many('default', $1)::int from (values ($2)) v`, `select done::int from outbox_replay('default', now() - interval '0.2 s', now(), $1, $2)`,
-		`select coalesce(sum(outbox_requeue('default', message_id)::int), 0) from (select * from outbox_dead where topic = $1 and key = $2 limit 1) d`,
-		`select coalesce(sum(outbox_discard('default', message_id)::int), 0) from (select * from outbox_dead where topic = $1 and key = $2 limit 1) d`,
+// inSQL is an operator with psql: the same by hand.
+func inSQL(ctx context.Context, db *testenv.DB, sql, topic, key string) (done int, err error) {
+	err = pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `set local search_path = commitbox; set local lock_timeout = '2s'`); err != nil {
+			return err
+		}
+		return tx.QueryRow(ctx, sql, topic, key).Scan(&done)
+	})
+	if err != nil {
+		return 0, err
 	}
-	return func(ctx context.Context, _ *outbox.Operator, topic, key string) (done int, err error) {
-		err = pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
-			if _, err := tx.Exec(ctx, `set local search_path = commitbox; set local lock_timeout = '2s'`); err != nil {
-				return err
-			}
-			return tx.QueryRow(ctx, calls[rand.IntN(len(calls))], topic, key).Scan(&done)
-		})
-		return done, err
-	}
+	return done, nil
 }
 
 func (a *operatorAction) topic() string {
@@ -155,17 +150,24 @@ func operateUnderKills(t *testing.T, policy string) {
 			time.Sleep(40 * time.Millisecond)
 		}
 	})
-	times := make([]atomic.Int64, len(operatorActions))
+	inGo, bySQL := make([]atomic.Int64, len(operatorActions)), make([]atomic.Int64, len(operatorActions))
 	for i := range operatorActions {
 		a := &operatorActions[i]
-		do := a.do
-		if do == nil {
-			do = inSQL(db)
-		}
 		group.Go(func() {
-			for !done.Load() {
-				n, err := do(ctx, o, a.topic(), a.key(rand.IntN(keysOfAction)))
-				times[i].Add(int64(n))
+			for turn := 0; !done.Load(); turn++ {
+				key, sql := a.key(rand.IntN(keysOfAction)), a.sql
+				if a.do == nil {
+					sql = operatorActions[rand.IntN(len(operatorActions)-1)].sql
+				}
+				var n int
+				var err error
+				if a.do == nil || turn%2 == 1 {
+					n, err = inSQL(ctx, db, sql, a.topic(), key)
+					bySQL[i].Add(int64(n))
+				} else {
+					n, err = a.do(ctx, o, a.topic(), key)
+					inGo[i].Add(int64(n))
+				}
 				if err != nil && !errors.Is(err, outbox.ErrNotFound) && !transientInSQL(err) {
 					t.Errorf("%s: %v", a.name, err)
 				}
@@ -175,7 +177,15 @@ func operateUnderKills(t *testing.T, policy string) {
 	}
 	const failing = 30 // percent
 	processes := []*relayProcess{startProcess(t, db, failing), startProcess(t, db, failing)}
-	for deadline := time.Now().Add(soak(9*time.Second, 5*time.Minute)); time.Now().Before(deadline); {
+	everyWay := func() bool {
+		for i := range operatorActions {
+			if operatorActions[i].do != nil && inGo[i].Load() == 0 || bySQL[i].Load() == 0 {
+				return false
+			}
+		}
+		return true
+	}
+	for started := time.Now(); time.Since(started) < soak(9*time.Second, 5*time.Minute) || !everyWay() && time.Since(started) < 2*time.Minute; {
 		time.Sleep(1500 * time.Millisecond) // half as long again as a lease
 		i := rand.IntN(len(processes))
 		processes[i].kill()
@@ -190,9 +200,15 @@ func operateUnderKills(t *testing.T, policy string) {
 	settleActions(t, db, o)
 	for i := range operatorActions {
 		a := &operatorActions[i]
-		t.Logf("%s: %d times", a.name, times[i].Load())
-		if times[i].Load() == 0 {
-			t.Errorf("%s was never done", a.name)
+		t.Logf("%s: %d times in Go, %d in SQL", a.name, inGo[i].Load(), bySQL[i].Load())
+		if a.do != nil && inGo[i].Load() == 0 || bySQL[i].Load() == 0 {
+			t.Errorf("%s was never done in Go, or never in SQL", a.name)
+		}
+		if a.name == "replay" {
+			copies := count(t, db, "select count(*) from broker where key like $1 || '%'", a.topic())
+			if again := int(inGo[i].Load() + bySQL[i].Load()); copies < keysOfAction*enqueued+again {
+				t.Errorf("%d messages arrived of %d and %d that were replayed", copies, keysOfAction*enqueued, again)
+			}
 		}
 		for n := range keysOfAction {
 			checkKey(t, db, a.key(n), enqueued, policy == "hold" && !a.removes || !a.dies)
