@@ -334,7 +334,7 @@ create function commitbox.outbox_stats(channel text) returns table (
                (select max(w.total) * 64 / count(*) as rows, not bool_or(w.more) as exact from aside w) a,
                (select (max(w.total) - max(w.discarded)) * 64 / count(*) as rows, max(w.discarded) * 64 / count(*) as discarded, not bool_or(w.more) as exact
                   from buried w) b,
-               (select count(*) as rows from (select 1 from commitbox.outbox_blocked k where k.channel = $1 order by k.shard, k.key limit 640001) x) k,
+               (select count(*) as rows from (select 1 from commitbox.outbox_blocked k where k.channel = $1 order by k.shard limit 640001) x) k,
                (select count(*) as rows from (select 1 from commitbox.outbox_scheduled s where s.channel = $1 order by s.due_at limit 640001) x) s
     ), planned as (
         select max(c.reltuples::bigint) filter (where c.oid = 'commitbox.outbox_message'::regclass) as hot,
