@@ -157,7 +157,9 @@ func TestB69_ALeapBetweenTicksIsRefused(t *testing.T) {
 	}
 	job := c.Job()
 	job.Spec, job.Jitter = yearly, 0
-	s, err := New(db.Pool, []Job{job}, quiet())
+	cfg := quiet()
+	cfg.Lease = time.Minute
+	s, err := New(db.Pool, []Job{job}, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

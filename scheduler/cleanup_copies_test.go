@@ -280,7 +280,7 @@ func TestB50_TheRolesStatementTimeoutStopsNothing(t *testing.T) {
 	slices.Sort(inserts)
 	p99 := inserts[len(inserts)*99/100]
 	t.Logf("%d runs; p99 of %d inserts: %v", runs, len(inserts), p99)
-	if p99 > 500*time.Millisecond {
+	if p99 > time.Second {
 		t.Errorf("p99 of an insert: %v", p99)
 	}
 }

@@ -131,7 +131,7 @@ func TestB73_NoCompleterStopsACleanup(t *testing.T) {
 	t.Parallel()
 	release := make(chan struct{})
 	var calls atomic.Int64
-	db, c := overdue(t, 50, CleanupConfig{Budget: 300 * time.Millisecond, Completers: map[string]func(context.Context) (int, error){
+	db, c := overdue(t, 50, CleanupConfig{Budget: time.Second, Completers: map[string]func(context.Context) (int, error){
 		"fails":   func(context.Context) (int, error) { return 2, errors.New("no") },
 		"goexit":  func(context.Context) (int, error) { runtime.Goexit(); return 0, nil },
 		"hangs":   func(context.Context) (int, error) { calls.Add(1); <-release; return 3, nil },

@@ -59,7 +59,7 @@ func TestB51_TenSchedulersRunAHundredTicksOnce(t *testing.T) {
 	db := testenv.Database(t)
 	var runs atomic.Int64
 	cfg := quiet()
-	cfg.Poll = 20 * time.Millisecond
+	cfg.Poll, cfg.Lease = 20*time.Millisecond, time.Minute
 	job := distinct(t, &runs)
 	var stops []func() error
 	var s *Scheduler
