@@ -20,12 +20,23 @@ func (b *Box) byMode(ctx context.Context, m *Message, run handler) verdict {
 	if b.policy != nil && b.policy.Mode == ModeOff {
 		return b.uncovered(ctx, m, run, "off")
 	}
-	return b.flights.do(ctx, flightOf(m), b.Wait, func(begun func()) verdict {
-		return b.lead(ctx, m, func(ctx context.Context, tx pgx.Tx) ([]byte, error) {
+	until := time.Now().Add(b.Wait)
+	return b.flights.do(ctx, flightOf(m), until, func(begun func()) verdict {
+		return b.waitingUntil(until).lead(ctx, m, func(ctx context.Context, tx pgx.Tx) ([]byte, error) {
 			begun()
 			return run(ctx, tx)
 		})
 	})
+}
+
+// waitingUntil returns a box that waits for what is left of the time, so that waits in turn do not add up.
+func (b *Box) waitingUntil(until time.Time) *Box {
+	if b.Wait == 0 {
+		return b
+	}
+	left := *b
+	left.Wait = max(0, time.Until(until))
+	return &left
 }
 
 // lead asks the stores that the policy names, in the order in which they are quick.

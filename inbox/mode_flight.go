@@ -31,10 +31,10 @@ func newFlights() *flights { return &flights{open: map[flightKey]*flight{}} }
 func flightOf(m *Message) flightKey { return flightKey{m.ID, string(m.Fingerprint)} }
 
 // do calls lead unless another copy is on its way, whose answer it then shares: in progress once that one's handler has
-// begun, or what the stores said. With a bound to wait, it waits for the end of that one and competes again, and so it
-// does when that one's caller went away. lead calls begun when the handler begins.
-func (f *flights) do(ctx context.Context, key flightKey, bound time.Duration, lead func(begun func()) verdict) verdict {
-	for until := time.Now().Add(bound); ; {
+// begun, or what the stores said. While there is time left to wait, it waits for the end of that one and competes again,
+// and so it does when that one's caller went away. lead calls begun when the handler begins.
+func (f *flights) do(ctx context.Context, key flightKey, until time.Time, lead func(begun func()) verdict) verdict {
+	for {
 		mine, other := f.join(key)
 		if mine != nil {
 			return f.lead(ctx, key, mine, lead)

@@ -19,6 +19,7 @@ const finishTries = 3
 func (b *Box) withToken(ctx context.Context, m *Message, run handler) verdict {
 	start := time.Now()
 	token := uuid.NewString()
+	until := start.Add(b.Wait)
 	for wait := newPoll(b.Wait); ; {
 		state, entry, left, err := b.begin(ctx, m.ID, token)
 		switch {
@@ -26,11 +27,11 @@ func (b *Box) withToken(ctx context.Context, m *Message, run handler) verdict {
 			if v, refused := b.storeDown(m.ID, err); refused {
 				return v
 			}
-			return b.underToken(ctx, m, run, "store_down")
+			return b.waitingUntil(until).underToken(ctx, m, run, "store_down")
 		case state == GuardDone:
 			return finished(entry, m)
 		case state == GuardGranted:
-			return b.hold(ctx, m, token, start, run)
+			return b.waitingUntil(until).hold(ctx, m, token, start, run)
 		case !wait.next(ctx):
 			return verdict{outcome: InProgress, after: left, by: ByCache}
 		}

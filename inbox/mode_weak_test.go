@@ -74,6 +74,36 @@ func TestA1_AWaiterTakesOverWhenTheWinnerFails(t *testing.T) {
 	g.wantEffects(id("m"), 1)
 }
 
+// lateGuard says that another token holds the message until a time, and grants it then.
+type lateGuard struct {
+	inbox.Guard
+	until time.Time
+}
+
+func (g lateGuard) Begin(ctx context.Context, id inbox.ID, token string, lease time.Duration) (inbox.GuardState, inbox.CacheEntry, time.Duration, error) {
+	if left := time.Until(g.until); left > 0 {
+		return inbox.GuardHeld, inbox.CacheEntry{}, left, nil
+	}
+	return g.Guard.Begin(ctx, id, token, lease)
+}
+
+// The wait for a token and the one for the row behind it are bounded together.
+func TestA1_WaitsForTokenAndRowDoNotAddUp(t *testing.T) {
+	const wait = 4 * time.Second
+	g := newGuarded(t, inbox.ModePostgres)
+	g.mode("c", inbox.ModeCache, g.policies) // both are asked from now on
+	tx := g.begin()
+	if _, err := inbox.Handle(t.Context(), tx, id("m"), func(context.Context) (inbox.Void, error) { return inbox.Void{}, nil }); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	box := g.world.box(inbox.Config{Policies: g.policies, Guard: lateGuard{g.front, start.Add(wait - 200*time.Millisecond)}, Wait: wait})
+	g.want("a copy", g.process(box, "m"), "in_progress by table")
+	if waited := time.Since(start); waited < wait-200*time.Millisecond || waited > 3*wait/2 {
+		t.Errorf("waited for %s of %s", waited, wait)
+	}
+}
+
 // The token lives as long as the handler, however long that is; when it is lost, nothing is committed.
 func TestA1_TheTokenIsRenewedAndItsLossIsNoticed(t *testing.T) {
 	g := newGuarded(t, inbox.ModeCache)

@@ -112,7 +112,7 @@ func TestA10_OneCopyAsksForAll(t *testing.T) {
 		var group sync.WaitGroup
 		for range 10_000 {
 			group.Go(func() {
-				v := f.do(t.Context(), key("m"), 0, func(func()) verdict {
+				v := f.do(t.Context(), key("m"), time.Now(), func(func()) verdict {
 					asked.Add(1)
 					time.Sleep(time.Second)
 					return verdict{outcome: Replayed, result: []byte("r")}
@@ -136,7 +136,7 @@ func TestA10_AHandlerThatRunsIsInProgressForTheOthers(t *testing.T) {
 		f := newFlights()
 		outcomes := make(chan Outcome, 4)
 		run := func(bound time.Duration, v verdict) {
-			outcomes <- f.do(t.Context(), key("m"), bound, func(begun func()) verdict {
+			outcomes <- f.do(t.Context(), key("m"), time.Now().Add(bound), func(begun func()) verdict {
 				begun()
 				time.Sleep(time.Second)
 				return v
@@ -158,13 +158,43 @@ func TestA10_AHandlerThatRunsIsInProgressForTheOthers(t *testing.T) {
 	})
 }
 
+// heldGuard is held by another process.
+type heldGuard struct{ Guard }
+
+func (heldGuard) Begin(context.Context, ID, string, time.Duration) (GuardState, CacheEntry, time.Duration, error) {
+	return GuardHeld, CacheEntry{}, 0, nil
+}
+
+// The wait for a copy in this process and the one for a copy elsewhere are bounded together.
+func TestA10_WaitsInTurnDoNotAddUp(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		box := Box{flights: newFlights(), settings: settings{
+			Config: Config{Wait: 10 * time.Second, Guard: heldGuard{}, MaxDeliveries: 1},
+			policy: &policy{Standing: Standing{Policy: Policy{Mode: ModeCache}}, guards: guards{token: true}, snapshot: new(snapshot)},
+		}}
+		m := Message{ID: ID{"c", "m"}}
+		start := time.Now()
+		go box.flights.do(t.Context(), flightOf(&m), start, func(begun func()) verdict {
+			begun()
+			time.Sleep(7 * time.Second)
+			return verdict{outcome: Failed}
+		})
+		synctest.Wait()
+		v := box.byMode(t.Context(), &m, nil)
+		if waited := time.Since(start); v.outcome != InProgress || waited != box.Wait {
+			t.Errorf("%s after %s", v.outcome, waited)
+		}
+	})
+}
+
 // When the copy that asks goes away, one of those that wait asks next, and not all of them.
 func TestB47_WhenTheCopyThatAsksGoesAwayOneOtherAsks(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		f, asking, most := newFlights(), atomic.Int64{}, atomic.Int64{}
 		ask := func(ctx context.Context) verdict {
-			return f.do(ctx, key("m"), 0, func(func()) verdict {
+			return f.do(ctx, key("m"), time.Now(), func(func()) verdict {
 				most.Store(max(most.Load(), asking.Add(1)))
 				defer asking.Add(-1)
 				if !sleep(ctx, time.Second) {
