@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -103,7 +104,7 @@ func Retry[R any](ctx context.Context, db Beginner, cfg RetryConfig, fn func(ctx
 
 func checkCall(db Beginner, noFunc bool) error {
 	var errs []error
-	if db == nil {
+	if v := reflect.ValueOf(db); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		errs = append(errs, &commitbox.InputError{Field: "db", Problem: "is nil"})
 	}
 	if noFunc {

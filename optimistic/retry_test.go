@@ -225,6 +225,12 @@ func TestP14_RetryNamesEveryBadField(t *testing.T) {
 	if _, err := optimistic.Retry[int](t.Context(), new(pgxpool.Pool), optimistic.RetryConfig{BackoffBase: -1}, nil); !hasField(err, "BackoffBase") {
 		t.Errorf("%v does not name BackoffBase", err)
 	}
+	unused := func(context.Context, pgx.Tx) (int, error) { return 0, nil }
+	for _, db := range []optimistic.Beginner{nil, (*pgxpool.Pool)(nil), (*pgx.Conn)(nil)} {
+		if _, err := optimistic.Retry(t.Context(), db, optimistic.RetryConfig{}, unused); !hasField(err, "db") {
+			t.Errorf("%T: %v does not name db", db, err)
+		}
+	}
 }
 
 // hasField looks through the joined errors.
