@@ -186,6 +186,39 @@ func runShop(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error {
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	relayed := make(chan error, 1)
+	go func() {
+		err := keepRelaying(ctx, func(ctx context.Context) error { return relay(ctx, pool) })
+		cancel(err) // the one does not go on without the other
+		relayed <- err
+	}()
+	err = serve(ctx, api, out)
+	cancel(nil)
+	return errors.Join(err, ignoreCanceled(<-relayed))
+}
+
+// stallsMax is how often a relay is replaced whose publisher did not come back in time.
+const stallsMax = 5
+
+// keepRelaying runs a relay, and another after one that ended with [outbox.ErrPublishStalled]. What a stalled one holds when
+// the shop is to stop is taken over when its lease has ended.
+func keepRelaying(ctx context.Context, relay func(context.Context) error) error {
+	for stalls := 0; ; stalls++ {
+		err := relay(ctx)
+		switch {
+		case !errors.Is(err, outbox.ErrPublishStalled):
+			return err
+		case ctx.Err() != nil:
+			return nil
+		case stalls == stallsMax:
+			return err
+		}
+	}
+}
+
+// relay publishes until ctx ends. Its publisher is its own: closing that breaks off a call that did not come back.
+func relay(ctx context.Context, pool *pgxpool.Pool) error {
 	publisher, err := rabbitmq.NewPublisher(rabbitmq.PublisherConfig{URL: os.Getenv("AMQP_URL"), Exchange: os.Getenv(envName)})
 	if err != nil {
 		return err
@@ -195,16 +228,7 @@ func runShop(ctx context.Context, pool *pgxpool.Pool, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	relayed := make(chan error, 1)
-	go func() {
-		err := relay.Run(ctx)
-		cancel(err) // the one does not go on without the other
-		relayed <- err
-	}()
-	err = serve(ctx, api, out)
-	cancel(nil)
-	return errors.Join(err, ignoreCanceled(<-relayed))
+	return relay.Run(ctx)
 }
 
 func ignoreCanceled(err error) error {
