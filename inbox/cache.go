@@ -22,7 +22,8 @@ type CacheEntry struct {
 
 // Cache keeps copies of completed rows in front of the table. Package cache implements it over Redis. What it answers is
 // one of three: the copy, that it has none, or an error, which means that it could not be asked; the table decides then.
-// All methods are safe for concurrent use and return within the cache's own time budget.
+// All methods are safe for concurrent use and return within the cache's own time budget. Not promised: that a copy is
+// kept as long as asked.
 type Cache interface {
 	Get(ctx context.Context, of Identity, id ID) (entry CacheEntry, found bool, err error)
 	// Put keeps a copy for the time that the row has left.
@@ -39,6 +40,7 @@ const (
 )
 
 // Guard is the store of mode cache (weak): tokens with a lease instead of rows. Package cache implements it over Redis.
+// Not promised: more than its store keeps: what that forgets may run again.
 type Guard interface {
 	// Begin takes the message for a token. The same token gets it again. left is how long another token's lease lasts.
 	Begin(ctx context.Context, id ID, token string, lease time.Duration) (state GuardState, entry CacheEntry, left time.Duration, err error)

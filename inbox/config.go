@@ -85,7 +85,8 @@ const copiesMax = 1024
 
 var standard = mustSettings(Config{})
 
-// New returns a Box. It sends nothing; its error names every field that is wrong.
+// New returns a Box. It sends nothing; its error names every field that is wrong. Not promised: that the database is
+// there, or that its schema is migrated.
 func New(pool *pgxpool.Pool, cfg Config) (*Box, error) {
 	s, err := newSettings(cfg)
 	if pool == nil {

@@ -78,7 +78,8 @@ func (e *Error) Is(target error) bool {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// PanicError is what a handler's panic becomes in [Process]. It counts as a failed attempt.
+// PanicError is what a handler's panic becomes in [Process]. It counts as a failed attempt. Not promised: that every
+// panic is seen here: Handle lets it go on to the caller.
 type PanicError struct {
 	Value any
 	Stack []byte

@@ -23,7 +23,8 @@ type Option func(*handling)
 // committed without it. With a result, or with the savepoint of Handle, that is a failure.
 func NoSavepoint() Option { return func(h *handling) { h.savepoint = false } }
 
-// WithFingerprint sets what Message.Fingerprint is for [Process].
+// WithFingerprint sets what Message.Fingerprint is for [Process]. Not promised: a comparison where the row has none or
+// one of another algorithm.
 func WithFingerprint(fingerprint []byte) Option {
 	return func(h *handling) { h.msg.Fingerprint = fingerprint }
 }

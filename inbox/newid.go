@@ -68,7 +68,7 @@ func errNotMade(id ID) error {
 
 // Key is the one text under which a store other than the table keeps the message: printable ASCII, different for different
 // ids, and without braces, spaces and line ends. Of an id that NewID made from plain parts it is
-// service/function|partition/serial.
+// service/function|partition/serial. Not promised: a bounded length: it is up to three times that of the id.
 func (id ID) Key() string { return escape(id.Consumer, '/') + "|" + escape(id.Message, '/') }
 
 // escape writes every byte that is no ASCII letter, digit, '-', '_', '.', '~' or ':', and none of keep, as %XX.

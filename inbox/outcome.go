@@ -46,7 +46,7 @@ func (d DecidedBy) String() string {
 	return "invalid"
 }
 
-// Result is the answer for a delivery.
+// Result is the answer for a delivery. With an error, Value is not to be used.
 type Result[R any] struct {
 	Value     R       // the handler's value after a round through its stored form, so that a replay has the same shape
 	Outcome   Outcome // Executed or Replayed if the error is nil

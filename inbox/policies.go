@@ -85,7 +85,7 @@ func NewPolicies(pool *pgxpool.Pool, cfg PoliciesConfig) (*Policies, error) {
 // Run follows the table until ctx ends, looking at it at least once a second, and says there by which version this
 // process works, so that a change of a mode can wait for it. End it after the last call of a box has returned. An error
 // of the database is reported and the last policies stay; after 15 s without an answer, calls use every store that some
-// other replica may be using.
+// other replica may be using. Not promised: that all replicas work by one version at one time; see Modes.
 func (p *Policies) Run(ctx context.Context) error {
 	for {
 		_ = p.Load(ctx) // it has been reported
@@ -100,7 +100,7 @@ func (p *Policies) Run(ctx context.Context) error {
 
 // Load reads the table now. A policy that this version does not understand is reported and the one before it stays; if there
 // was none, the consumer's messages are refused with ErrUnavailable. The error then says so, and that of a database that does
-// not answer as well.
+// not answer as well. Not promised: that a change is followed at the same moment elsewhere.
 func (p *Policies) Load(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -203,7 +203,7 @@ func (p *Policies) complain(ctx context.Context, err error) {
 	}
 }
 
-// Get returns what holds for a consumer, as this process knows it.
+// Get returns what holds for a consumer, as this process knows it. Not promised: that the table still says so.
 func (p *Policies) Get(consumer string) (Standing, error) {
 	s := p.current.Load()
 	if s == nil || s.unknown(consumer) {
@@ -213,6 +213,7 @@ func (p *Policies) Get(consumer string) (Standing, error) {
 }
 
 // List returns what holds for each consumer that has a policy of its own, and for the others, as this process knows it.
+// Not promised: that the table still says so.
 func (p *Policies) List() []Standing {
 	s := p.current.Load()
 	if s == nil {
@@ -231,7 +232,8 @@ func (p *Policies) List() []Standing {
 // Set writes the policy of a consumer, or of [EveryConsumer], and returns its version. All fields are written, so take
 // what was there from the table if only one is to change; from SQL, inbox_policy_set changes single columns. Replicas
 // follow within two seconds. The reason is written to the audit table; it may be empty. A policy that would forget a
-// message while it may still be delivered is refused with an [*commitbox.InputError].
+// message while it may still be delivered is refused with an [*commitbox.InputError]. Not promised: that a mode counts
+// at once: its change passes through stages.
 func (p *Policies) Set(ctx context.Context, consumer string, policy Policy, reason string) (version int64, err error) {
 	if err := errors.Join(check.Text("consumer", consumer, consumerLenMax), checkReason(reason)); err != nil {
 		return 0, err
@@ -274,7 +276,8 @@ func interval(d time.Duration) any {
 }
 
 // Forget ends a consumer's change of mode at once, and says whether there was one. What only the former mode's store knows
-// is not asked any more and may run again. The reason is written to the audit table; it may be empty.
+// is not asked any more and may run again. The reason is written to the audit table; it may be empty. Not promised: one
+// effect for those.
 func (p *Policies) Forget(ctx context.Context, consumer, reason string) (bool, error) {
 	if err := errors.Join(check.Text("consumer", consumer, consumerLenMax), checkReason(reason)); err != nil {
 		return false, err
@@ -287,7 +290,7 @@ func (p *Policies) Forget(ctx context.Context, consumer, reason string) (bool, e
 }
 
 // RotateCache makes every cached copy of a row a miss, on every replica within two seconds. It is part of a restore: see
-// the mode double.
+// the mode double. Not promised: anything about the keys of mode cache, which are not bound to a database.
 func (p *Policies) RotateCache(ctx context.Context, reason string) (generation int64, err error) {
 	if err := checkReason(reason); err != nil {
 		return 0, err

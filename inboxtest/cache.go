@@ -12,10 +12,12 @@ import (
 	"github.com/commitbox/commitbox/inbox"
 )
 
-// TestCache checks an [inbox.Cache], each demand as a subtest. open is called once per subtest.
+// TestCache checks an [inbox.Cache], each demand as a subtest. open is called once per subtest. Not promised: what the
+// store behind it does in a failover.
 func TestCache(t *testing.T, open func(t *testing.T) inbox.Cache) { runChecks(t, open, cacheChecks) }
 
-// TestGuard checks an [inbox.Guard], each demand as a subtest. open is called once per subtest.
+// TestGuard checks an [inbox.Guard], each demand as a subtest. open is called once per subtest. Not promised: what the
+// store behind it does in a failover.
 func TestGuard(t *testing.T, open func(t *testing.T) inbox.Guard) { runChecks(t, open, guardChecks) }
 
 // storeCheck is a demand on a cache or a guard.

@@ -34,7 +34,7 @@ const settleMax = time.Minute
 
 // TestConsumer checks a consumer, each demand as a subtest. open starts a consumer whose box has a short backoff (such
 // as 10 ms) and at least five attempts, and which calls the handler; it is called once per subtest and stops the
-// consumer in t.Cleanup.
+// consumer in t.Cleanup. Not promised: what happens when its process or the broker dies.
 func TestConsumer(t *testing.T, open func(t *testing.T, handler Handler) Consumer) {
 	for _, c := range checks {
 		t.Run(c.name, func(t *testing.T) {

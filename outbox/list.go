@@ -35,7 +35,7 @@ type Stats struct {
 
 // Stats counts. It is cheap enough to be asked every ten seconds, whatever lies in the tables: no more index entries are read
 // than the counts above say, and far fewer once a shard has more than 10 000 messages. A channel that
-// does not exist has nothing.
+// does not exist has nothing. Not promised: one snapshot, while relays run.
 func (o *Operator) Stats(ctx context.Context, channel string) (Stats, error) {
 	s, err := db.New(o.schema.On(o.pool)).OutboxStats(ctx, channel)
 	if err != nil {
@@ -65,7 +65,7 @@ type BlockedKey struct {
 }
 
 // Blocked lists a page of the channel's blocked keys by name, those after a key; limit 0 is 100, at most 1000. A page that
-// is not full is the last one.
+// is not full is the last one. Not promised: one snapshot of several pages.
 func (o *Operator) Blocked(ctx context.Context, channel, after string, limit int) ([]BlockedKey, error) {
 	rows, err := db.New(o.schema.On(o.pool)).OutboxBlocked(ctx, db.OutboxBlockedParams{Channel: channel, AfterKey: after, Page: page(limit)})
 	if err != nil {
@@ -105,7 +105,8 @@ type DeadCursor struct {
 func (m DeadMessage) Cursor() DeadCursor { return DeadCursor{m.Position, m.ID} }
 
 // Dead lists a page of the channel's dead messages by position, those after a place, of a topic or of all; limit 0 is 100, at
-// most 1000. The zero cursor is the start. A page that is not full is the last one.
+// most 1000. The zero cursor is the start. A page that is not full is the last one. Not promised: one snapshot of
+// several pages.
 func (o *Operator) Dead(ctx context.Context, channel, topic string, after DeadCursor, limit int) ([]DeadMessage, error) {
 	rows, err := db.New(o.schema.On(o.pool)).OutboxDead(ctx, db.OutboxDeadParams{
 		Channel: channel, Topic: topic, AfterID: after.Position, AfterMessage: pgID(after.ID), Page: page(limit),

@@ -53,7 +53,8 @@ const (
 )
 
 // Requeue makes a dead message run again, a discarded one too. Where it holds its key (policy hold), it runs first of its key
-// again; otherwise it goes to the end. It keeps its id. ErrNotFound: there is no dead message of that id.
+// again; otherwise it goes to the end. It keeps its id. ErrNotFound: there is no dead message of that id. Not promised:
+// that it can be sent now, and an order with messages of its key that were sent meanwhile.
 func (o *Operator) Requeue(ctx context.Context, channel string, id uuid.UUID, reason string) error {
 	return o.ofMessage(ctx, "requeue", channel, id, reason, "no dead message has this id", func(q *db.Queries, reason pgtype.Text) (bool, error) {
 		return q.OutboxRequeue(ctx, db.OutboxRequeueParams{Channel: channel, MessageID: pgID(id), Reason: reason})
@@ -61,14 +62,15 @@ func (o *Operator) Requeue(ctx context.Context, channel string, id uuid.UUID, re
 }
 
 // Discard gives a dead message up: it stays in the table, with who and when, and its key goes on. ErrNotFound: there is no
-// dead message of that id, or it is discarded already.
+// dead message of that id, or it is discarded already. Not promised: that no copy of it was ever delivered.
 func (o *Operator) Discard(ctx context.Context, channel string, id uuid.UUID, reason string) error {
 	return o.ofMessage(ctx, "discard", channel, id, reason, "no dead message has this id, or it is discarded already", func(q *db.Queries, reason pgtype.Text) (bool, error) {
 		return q.OutboxDiscard(ctx, db.OutboxDiscardParams{Channel: channel, MessageID: pgID(id), Reason: reason})
 	})
 }
 
-// Retry tries a key that waits for a retry at once. ErrNotFound: it does not wait for one.
+// Retry tries a key that waits for a retry at once. ErrNotFound: it does not wait for one. Not promised: that it
+// succeeds; the attempt counts.
 func (o *Operator) Retry(ctx context.Context, channel, key, reason string) error {
 	return o.ofKey(ctx, "retry", channel, key, reason, "it does not wait for a retry", func(q *db.Queries, reason pgtype.Text) (bool, error) {
 		return q.OutboxRetry(ctx, db.OutboxRetryParams{Channel: channel, Key: key, Reason: reason})
@@ -76,14 +78,16 @@ func (o *Operator) Retry(ctx context.Context, channel, key, reason string) error
 }
 
 // Park stops a key until it is released. Its messages are kept in order. The channel need not have been used yet, so a name
-// with a mistake in it is taken. ErrNotFound: it is parked already, or a dead message holds it.
+// with a mistake in it is taken. ErrNotFound: it is parked already, or a dead message holds it. Not promised: that a
+// message that is being sent at that moment is stopped.
 func (o *Operator) Park(ctx context.Context, channel, key, reason string) error {
 	return o.ofKey(ctx, "park", channel, key, reason, "it is parked already, or a dead message holds it", func(q *db.Queries, reason pgtype.Text) (bool, error) {
 		return q.OutboxPark(ctx, db.OutboxParkParams{Channel: channel, Key: key, Reason: reason})
 	})
 }
 
-// Release lets a parked key go on. ErrNotFound: it is not parked.
+// Release lets a parked key go on. ErrNotFound: it is not parked. Not promised: a moment; its owner goes on within a
+// second.
 func (o *Operator) Release(ctx context.Context, channel, key, reason string) error {
 	return o.ofKey(ctx, "release", channel, key, reason, "it is not parked", func(q *db.Queries, reason pgtype.Text) (bool, error) {
 		return q.OutboxRelease(ctx, db.OutboxReleaseParams{Channel: channel, Key: key, Reason: reason})
@@ -92,7 +96,7 @@ func (o *Operator) Release(ctx context.Context, channel, key, reason string) err
 
 // SkipHead takes the first message of a blocked key out of its way and returns its id: a failed one becomes dead, one that
 // is dead and holds the key stays dead. The key goes on at once, unless it is parked. ErrNotFound: the key is not blocked,
-// or nothing waits in it.
+// or nothing waits in it. Not promised: that the message was not delivered: an attempt that failed may have been.
 func (o *Operator) SkipHead(ctx context.Context, channel, key, reason string) (uuid.UUID, error) {
 	var head pgtype.UUID
 	err := o.ofKey(ctx, "skip the head of", channel, key, reason, "it is not blocked, or nothing waits in it", func(q *db.Queries, reason pgtype.Text) (_ bool, err error) {
@@ -113,7 +117,8 @@ type RequeueFilter struct {
 }
 
 // RequeueMany makes dead messages run again, the oldest first, at a rate, until none is left or ctx ends. It returns how many
-// it did, or with DryRun how many it would do now. Those that die meanwhile, or again, are left for the next call.
+// it did, or with DryRun how many it would do now. Those that die meanwhile, or again, are left for the next call. Not
+// promised: all or nothing; what was done before an error stays done.
 func (o *Operator) RequeueMany(ctx context.Context, f RequeueFilter) (done int, err error) {
 	f.Channel, f.Rate = cmp.Or(f.Channel, DefaultChannel), cmp.Or(f.Rate, 100)
 	if err := cmp.Or(check.Text("RequeueFilter.Channel", f.Channel, channelMax), check.OptionalText("RequeueFilter.Topic", f.Topic, topicMax),
@@ -171,7 +176,8 @@ type ReplayFilter struct {
 
 // Replay publishes kept messages again, in the order in which they were confirmed, at a rate. They keep their ids, so that a
 // consumer's inbox can tell them, and take new places at the end of their keys. It returns how many it did, or with DryRun
-// how many there are. An error says where it stopped.
+// how many there are. An error says where it stopped. Not promised: the order of the first publication across keys, and
+// all or nothing; what was done before an error stays done.
 func (o *Operator) Replay(ctx context.Context, f ReplayFilter) (done int, err error) {
 	f.Channel, f.Rate = cmp.Or(f.Channel, DefaultChannel), cmp.Or(f.Rate, 100)
 	if f.Until.IsZero() {

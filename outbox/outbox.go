@@ -99,7 +99,8 @@ func Enqueue(ctx context.Context, tx pgx.Tx, messages ...Message) ([]uuid.UUID, 
 // tx has committed, and never if it is rolled back, to a savepoint too. Messages for later take one more statement.
 //
 // Bad input is answered with a *commitbox.InputError that names the field, before anything is sent: none of the messages
-// is stored, and tx can go on. Any other error comes from PostgreSQL and has aborted tx.
+// is stored, and tx can go on. Any other error comes from PostgreSQL and has aborted tx. Not promised: that a relay
+// serves the channel, and a time by which a message is published.
 func (b *Box) Enqueue(ctx context.Context, tx pgx.Tx, messages ...Message) ([]uuid.UUID, error) {
 	if err := check.Tx(ctx, tx); err != nil {
 		return nil, err

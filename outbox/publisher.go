@@ -17,7 +17,9 @@ import (
 // An error is read as one of four kinds: made by [Permanent] (the message itself cannot be sent, ever: it becomes dead
 // at once), made by [Unavailable] (the destination is away: nothing counts against the message, the relay waits),
 // [ErrNotTried] (nothing was sent; nothing counts), and any other (counted, tried again after a growing delay). An
-// answer of the wrong length and a panic count as any other error for the whole batch.
+// answer of the wrong length and a panic count as any other error for the whole batch. Not promised: that a message
+// comes only once: after any answer but a confirmation that was recorded, and after a relay that died, it comes again
+// with the same id.
 type Publisher interface {
 	Publish(ctx context.Context, batch []Record) []error
 }
@@ -31,7 +33,7 @@ type KeyOrderer interface {
 }
 
 // PublishFunc is a Publisher that sends one message at a time. It stops at the first error made by [Unavailable] and
-// when ctx ends; the messages after it are not tried.
+// when ctx ends; the messages after it are not tried. Not promised: speed: a batch takes one call after the other.
 type PublishFunc func(ctx context.Context, r Record) error
 
 // Publish implements [Publisher].
@@ -60,10 +62,12 @@ func fillNotTried(errs []error) {
 // ErrNotTried answers for a message that was not sent, such as those behind a connection that broke.
 var ErrNotTried = errors.New("outbox: message was not tried")
 
-// Permanent marks an error that no retry can cure, such as a message that the broker refuses for its size.
+// Permanent marks an error that no retry can cure, such as a message that the broker refuses for its size. Not
+// promised: that the message stays dead, for an operator can requeue it.
 func Permanent(err error) error { return &kindError{resultPermanent, err} }
 
-// Unavailable marks an error of the destination as a whole, such as a refused connection.
+// Unavailable marks an error of the destination as a whole, such as a refused connection. Not promised: that nothing is
+// ever counted: a message that finds the destination away while others get through has a failure of its own.
 func Unavailable(err error) error { return &kindError{resultUnavailable, err} }
 
 // IsUnavailable says whether err was made by [Unavailable].

@@ -12,7 +12,8 @@ import (
 
 // Relay publishes the messages of one channel. Any number of relays may run for a channel, in any number of processes:
 // they share its shards evenly, hand shards over as relays come and go, and take over those of a relay that has died
-// once its lease has ended. All messages of one key are in one shard.
+// once its lease has ended. All messages of one key are in one shard. Not promised: that two relays never send one
+// message: one that stands still past its lease may send a copy when it goes on.
 type Relay struct {
 	cfg       RelayConfig
 	publisher Publisher
@@ -47,7 +48,8 @@ var ErrRunning = errors.New("outbox: relay is already in use")
 // Run publishes until ctx ends. It then takes no new work, waits for the Publish calls that are under way, settles their
 // messages, hands its shards over and returns nil; or an error that says what it could not hand over. That takes at most
 // PublishTimeout and Guard, and some 20 s more if the database does not answer. While the database
-// is away it keeps trying, up to two seconds apart. The only other error is [ErrPublishStalled].
+// is away it keeps trying, up to two seconds apart. The only other error is [ErrPublishStalled]. Not promised: that a
+// relay which ended with an error has handed anything over: its shards are free when its lease has ended.
 func (r *Relay) Run(ctx context.Context) error {
 	if !r.mu.TryLock() {
 		return ErrRunning
@@ -93,7 +95,8 @@ type manual struct {
 
 // RunOnce does one round in every lane and returns how many messages were confirmed. The first call joins the channel's
 // relays; from then on the relay renews its lease in the background, until [Relay.Close]. It serves the shards that it
-// has got by then, none while other relays still hold them. After an error the next call joins anew.
+// has got by then, none while other relays still hold them. After an error the next call joins anew. Not promised: that
+// nothing is left when it returns 0: messages may be blocked, not due, or another relay's.
 func (r *Relay) RunOnce(ctx context.Context) (int, error) {
 	if !r.mu.TryLock() {
 		return 0, ErrRunning

@@ -32,7 +32,9 @@ type Subject struct {
 	Timeout time.Duration
 }
 
-// TestPublisher runs the suite. newSubject makes a subject whose destination is empty; it cleans up through t.
+// TestPublisher runs the suite. newSubject makes a subject whose destination is empty; it cleans up through t. Not
+// promised: that a destination which is not the real one behaves like it, and what happens between the checks, such as
+// a crash of the broker.
 func TestPublisher(t *testing.T, newSubject func(t *testing.T) Subject) {
 	for _, c := range checks {
 		t.Run(c.name, func(t *testing.T) {
