@@ -4,7 +4,9 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/commitbox/commitbox/internal/db"
 	"github.com/commitbox/commitbox/internal/schema"
@@ -111,4 +113,65 @@ func TestBuryIsGuarded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// Every write-back of a lease names its epoch and its token; each of them alone keeps a former holder out.
+func TestLeaseWritesAreGuarded(t *testing.T) {
+	w := newWorld(t)
+	q := queries(t, w.Pool)
+	const row = `insert into commitbox.inbox (consumer, message_id, status, attempts, epoch, lease_token, lease_until)
+		values ('c', 'm', 'pending', 2, 7, $1, now() + interval '1 hour')`
+	mine := pgtype.UUID{Bytes: uuid.New(), Valid: true}
+	writes := map[string]func(epoch int64, token pgtype.UUID) (int64, error){
+		"renew": func(epoch int64, token pgtype.UUID) (int64, error) {
+			return q.InboxRenew(t.Context(), db.InboxRenewParams{Consumer: "c", MessageID: "m", Epoch: epoch, Token: token, LeaseSeconds: 1})
+		},
+		"complete": func(epoch int64, token pgtype.UUID) (int64, error) {
+			return q.InboxComplete(t.Context(), db.InboxCompleteParams{Consumer: "c", MessageID: "m", Epoch: epoch, Token: token})
+		},
+		"fail": func(epoch int64, token pgtype.UUID) (int64, error) {
+			_, err := q.InboxLeaseFail(t.Context(), db.InboxLeaseFailParams{Consumer: "c", MessageID: "m", Epoch: epoch, Token: token, MaxAttempts: 3})
+			return found(err)
+		},
+		"release": func(epoch int64, token pgtype.UUID) (int64, error) {
+			return q.InboxRelease(t.Context(), db.InboxReleaseParams{Consumer: "c", MessageID: "m", Epoch: epoch, Token: token})
+		},
+		"look for a step": func(epoch int64, token pgtype.UUID) (int64, error) {
+			_, err := q.InboxStepLook(t.Context(), db.InboxStepLookParams{Consumer: "c", MessageID: "m", Epoch: epoch, Token: token, Name: "s"})
+			return found(err)
+		},
+		"store a step": func(epoch int64, token pgtype.UUID) (int64, error) {
+			return q.InboxStepStore(t.Context(), db.InboxStepStoreParams{Consumer: "c", MessageID: "m", Epoch: epoch, Token: token, Name: "s"})
+		},
+	}
+	for name, write := range writes {
+		for _, c := range []struct {
+			of    string
+			epoch int64
+			token pgtype.UUID
+			want  int64
+		}{
+			{"the holder", 7, mine, 1},
+			{"another epoch", 6, mine, 0},
+			{"another token", 7, pgtype.UUID{Bytes: uuid.New(), Valid: true}, 0},
+		} {
+			w.exec(`delete from commitbox.inbox`)
+			w.exec(row, mine)
+			if n, err := write(c.epoch, c.token); err != nil || n != c.want {
+				t.Errorf("%s by %s: %d rows, %v", name, c.of, n, err)
+			}
+		}
+		w.exec(`delete from commitbox.inbox`)
+		w.exec(`insert into commitbox.inbox (consumer, message_id, status, attempts, epoch, finished_at) values ('c', 'm', 'completed', 2, 7, now())`)
+		if n, err := write(7, mine); err != nil || n != 0 {
+			t.Errorf("%s after the end: %d rows, %v", name, n, err)
+		}
+	}
+}
+
+func found(err error) (int64, error) {
+	if errors.Is(err, pgx.ErrNoRows) {
+		return 0, nil
+	}
+	return 1, err
 }

@@ -140,9 +140,18 @@ func TestH8_TheClockThatSaysMoreTimePassedIsBelieved(t *testing.T) {
 	if left := l.left(start.Add(10 * time.Second)); left != full-10*time.Second {
 		t.Errorf("after 10 s: %v left", left)
 	}
-	// The machine slept for an hour: the monotonic reading stood still, only the wall clock moved.
-	if left := l.left(start.Round(0).Add(time.Hour)); left > 0 {
+	l.wall = start.Round(0).Add(-time.Hour) // the machine slept for an hour: the monotonic clock stood still
+	if left := l.left(start); left != full-time.Hour {
 		t.Errorf("after an hour of sleep: %v left", left)
+	}
+	l.since, l.wall = start.Add(-time.Hour), start.Round(0) // an hour passed, and somebody set the wall clock back by it
+	if left := l.left(start); left != full-time.Hour {
+		t.Errorf("after the clock was set back: %v left", left)
+	}
+	later := start.Add(time.Minute)
+	l.renewed(later)
+	if left := l.left(later); left != full {
+		t.Errorf("renewed: %v left, want %v", left, full)
 	}
 }
 

@@ -1,0 +1,106 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// A call begins only if it is sure to have come back before the lease ends.
+func TestP7_NoPublishBeginsThatTheLeaseMightNotOutlast(t *testing.T) {
+	m := newMemory(time.Hour)
+	m.store("k", "1")
+	p := &sends{}
+	s := stepwise(t, m, p, RelayConfig{})
+	lane := s.lanes[0]
+	remain := func(d time.Duration) { lane.lease.renewed(time.Now().Add(d - lane.lease.length)) }
+	remain(lane.cfg.PublishTimeout - time.Second)
+	s.steps(t, 3)
+	if len(p.calls) > 0 {
+		t.Fatalf("sent %v with less than PublishTimeout left", p.calls)
+	}
+	remain(lane.cfg.PublishTimeout + time.Minute)
+	lane.rested = time.Time{}
+	s.steps(t, 1)
+	if len(p.calls) != 1 {
+		t.Errorf("%d calls with more than PublishTimeout left", len(p.calls))
+	}
+}
+
+// deaf is a store whose delete of confirmed messages fails.
+type deaf struct {
+	*memory
+	fails bool
+	asked int
+}
+
+func (d *deaf) connect(context.Context) (link, error) { return d, nil }
+
+func (d *deaf) confirm(ctx context.Context, confirmed []confirmation, keep bool) error {
+	d.asked++
+	if d.fails {
+		return errAway
+	}
+	return d.memory.confirm(ctx, confirmed, keep)
+}
+
+// Until the delete of what was confirmed is acknowledged, nothing is read and nothing sent, over new connections too.
+func TestP3_NothingIsDoneBeforeWhatWasConfirmedIsDeleted(t *testing.T) {
+	d := &deaf{memory: newMemory(time.Hour), fails: true}
+	d.store("k", "1")
+	p := &sends{}
+	s := stepwise(t, d, p, RelayConfig{})
+	for range 5 {
+		if _, err := s.once(t.Context()); err != nil && !errors.Is(err, errAway) {
+			t.Fatal(err)
+		}
+		time.Sleep(checkpointEvery)
+	}
+	if len(p.calls) != 1 || d.asked < 3 {
+		t.Errorf("sent %v, and asked %d times for the delete", p.calls, d.asked)
+	}
+	d.fails = false
+	s.steps(t, 3)
+	if len(p.calls) != 1 || len(d.hot) > 0 {
+		t.Errorf("sent %v; %d messages are left", p.calls, len(d.hot))
+	}
+}
+
+// unsure is a store whose renewals do not hold.
+type unsure struct {
+	*memory
+	err error
+}
+
+func (u unsure) renew(context.Context, uuid.UUID) (bool, error) { return false, u.err }
+
+// The heartbeat gives the lease up at once if the database says that it has ended, and when its time is over if nothing
+// is heard.
+func TestP7_TheHeartbeatGivesUpALostLease(t *testing.T) {
+	t.Parallel()
+	for _, answer := range []error{nil, errAway} {
+		synctest.Test(t, func(t *testing.T) {
+			cfg := RelayConfig{Logger: slog.New(slog.DiscardHandler)}.withDefaults()
+			m, err := join(t.Context(), cfg, unsure{newMemory(time.Hour), answer})
+			must(t, err)
+			bounded, cancel := context.WithTimeout(t.Context(), time.Hour)
+			defer cancel()
+			ctx, lose := context.WithCancelCause(bounded)
+			defer lose(nil)
+			start := time.Now()
+			m.beat(ctx, lose)
+			took, least, most := time.Since(start), cfg.Renew, cfg.Renew
+			if answer != nil {
+				least, most = m.lease.length, m.lease.length+cfg.Renew
+			}
+			if cause := context.Cause(ctx); !errors.Is(cause, errLeaseLost) || !errors.Is(cause, answer) && answer != nil || took < least || took > most {
+				t.Errorf("%v: %v after %s", answer, cause, took)
+			}
+		})
+	}
+}
