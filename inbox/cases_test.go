@@ -280,6 +280,21 @@ func TestContextEndsAtAnyPoint(t *testing.T) {
 	}
 }
 
+func TestCommitIsSentThoughTheContextEnds(t *testing.T) {
+	w := newWorld(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	res, err := inbox.Process(ctx, w.box(inbox.Config{}), inbox.Message{ID: anID}, func(ctx context.Context, tx pgx.Tx) (string, error) {
+		err := write(ctx, tx, anID, "")
+		cancel()
+		return "r", err
+	})
+	if err != nil || res.Outcome != inbox.Executed || res.Value != "r" {
+		t.Errorf("%+v, %v", res, err)
+	}
+	w.wantEffects(anID, 1)
+	w.wantRow(anID, "completed", 1)
+}
+
 func TestRowsEditedByHand(t *testing.T) {
 	w := newWorld(t)
 	box := w.box(inbox.Config{})

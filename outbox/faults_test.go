@@ -200,6 +200,10 @@ func TestAMissingShardIsMadeAnew(t *testing.T) {
 	eventually(t, "the shard row", func() bool {
 		return count(t, db, "select count(*) from commitbox.outbox_shard where owner is not null") == 64
 	})
+	if n := count(t, db, `select count(*) from commitbox.outbox_shard o where o.epoch >= (
+		select s.epoch from commitbox.outbox_shard s where s.shard = commitbox.outbox_shard_of('k'))`); n != 1 {
+		t.Errorf("%d shards have an epoch that is not older than that of the new row", n)
+	}
 	enqueue(t, db, message("k", "2"))
 	eventually(t, "the second message", func() bool { return len(p.payloads()) == 2 })
 }

@@ -11,6 +11,61 @@ import (
 	"github.com/google/uuid"
 )
 
+// A relay that is to stop begins no further call.
+func TestP15_NoWaveBeginsAfterTheStop(t *testing.T) {
+	m := newMemory(time.Hour)
+	m.store("k", "1", "2")
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	p := &sends{}
+	s := stepwise(t, m, publisherOf(func(ctx context.Context, batch []Record) []error {
+		stop()
+		return p.Publish(ctx, batch)
+	}), RelayConfig{})
+	for range 3 { // what is new shows in the second round at the latest
+		_, _ = s.once(ctx) // the end of ctx is no error of the relay's
+		time.Sleep(checkpointEvery)
+	}
+	if len(p.calls) != 1 || len(m.hot) != 1 {
+		t.Errorf("sent %v, %d messages are left", p.calls, len(m.hot))
+	}
+}
+
+type publisherOf func(ctx context.Context, batch []Record) []error
+
+func (f publisherOf) Publish(ctx context.Context, batch []Record) []error { return f(ctx, batch) }
+
+// What a relay has in mind for a key changes nothing where it is held by a dead message or parked meanwhile.
+func TestA3_KeysOfAnOperatorAreLeftAlone(t *testing.T) {
+	t.Parallel()
+	db, s := newPostgresStore(t, time.Hour)
+	owner := s.owner(t)
+	s.put(t, "k", "1")
+	key := s.poll(t, 10, 1<<20, 0)[0].keyRef()
+	apply := func(c change) outcome {
+		t.Helper()
+		done, err := s.link.apply(t.Context(), owner, epochsOf(s.look(t, owner)), c)
+		must(t, err)
+		return done
+	}
+	state := func() (state string) {
+		t.Helper()
+		must(t, db.Pool.QueryRow(t.Context(), `select concat_ws(' ', reason, due_at, dead_id) from commitbox.outbox_blocked`).Scan(&state))
+		return state
+	}
+	apply(change{hold: []held{{key, 7}}})
+	apply(change{block: []blocked{{key, 0}}})
+	apply(change{hold: []held{{key, 8}}})
+	expect(t, "freed", 0, len(apply(change{unblock: []keyRef{key}}).free))
+	expect(t, "held", "dead infinity 7", state())
+
+	_, err := db.Pool.Exec(t.Context(), `update commitbox.outbox_blocked set reason = 'parked', dead_id = null`)
+	must(t, err)
+	apply(change{block: []blocked{{key, 0}}})
+	expect(t, "freed", 0, len(apply(change{unblock: []keyRef{key}}).free))
+	expect(t, "parked", "parked infinity", state())
+}
+
 // A call begins only if it is sure to have come back before the lease ends.
 func TestP7_NoPublishBeginsThatTheLeaseMightNotOutlast(t *testing.T) {
 	m := newMemory(time.Hour)
