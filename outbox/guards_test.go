@@ -96,7 +96,7 @@ type deaf struct {
 
 func (d *deaf) connect(context.Context) (link, error) { return d, nil }
 
-func (d *deaf) confirm(ctx context.Context, confirmed []confirmation, keep bool) error {
+func (d *deaf) confirm(ctx context.Context, confirmed []found, keep bool) error {
 	d.asked++
 	if d.fails {
 		return errAway
