@@ -336,6 +336,7 @@ func TestB48_P12_ALostCommitIsCachedOnceItIsFoundOut(t *testing.T) {
 		if err != nil || runs != c.runs || res.Replayed != (runs == 1) {
 			t.Errorf("%s: %d runs, %+v %v", message, runs, res, err)
 		}
+		box.AwaitCopies()
 		g.want(message, g.process(g.box, message), "replayed by cache")
 		g.wantEffects(id(message), 1)
 		g.front.clear(t)

@@ -88,7 +88,7 @@ func NewPolicies(pool *pgxpool.Pool, cfg PoliciesConfig) (*Policies, error) {
 // other replica may be using. Not promised: that all replicas work by one version at one time; see Modes.
 func (p *Policies) Run(ctx context.Context) error {
 	for {
-		_ = p.Load(ctx) // it has been reported
+		_ = p.Load(context.WithoutCancel(ctx)) // it has been reported; cut off, it could still write this replica's row after its removal
 		if !sleep(ctx, policyEvery) {
 			break
 		}

@@ -359,6 +359,31 @@ func TestB6_B10_CallsWithoutAGuardAreCounted(t *testing.T) {
 	w.wantRow(bad, "", 0)
 }
 
+// A replica that is told to stop while it reports leaves no row behind.
+func TestB6_AReplicaThatStopsWhileItReportsLeavesNoRow(t *testing.T) {
+	w := newWorld(t)
+	p := w.policies(nil)
+	w.load(p) // its row
+	tx := w.begin()
+	if _, err := tx.Exec(t.Context(), `select from commitbox.inbox_replica for update`); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- p.Run(ctx) }()
+	w.within(patience, "it waits for its row", func() bool {
+		return one[bool](w, `select exists (select from pg_locks where not granted)`)
+	})
+	stop()
+	time.AfterFunc(100*time.Millisecond, func() { w.commit(tx) })
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if n := one[int](w, `select count(*)::int from commitbox.inbox_replica`); n != 0 {
+		t.Errorf("%d replicas are left", n)
+	}
+}
+
 // What follows the policies works through a transaction pooler and in a schema of another name.
 func TestB6_PoliciesThroughAPoolerAndInAnotherSchema(t *testing.T) {
 	w := newWorld(t)
