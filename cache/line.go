@@ -14,18 +14,24 @@ const (
 	linesOpen    = 2         // pipelines on their way, so that one that is stuck does not hold up all
 )
 
-// line sends commands of concurrent callers in pipelines: what comes while one is on its way goes with the next. Nobody waits
-// for company. Under load it saves most of the system calls of both sides. A pipeline is bounded in bytes, because its last
+// gatherFor is how long a copy waits for others, since nobody waits for it. It saves four of five system calls of both sides at
+// 5000 copies per second.
+const gatherFor = 2 * time.Millisecond
+
+// line sends commands of concurrent callers in pipelines: what comes while one is on its way goes with the next. Nobody who
+// waits for an answer waits for company. Under load it saves most of the system calls of both sides. A pipeline is bounded in bytes, because its last
 // answer comes after all that is before it; how long answers will be is guessed from the longest one of the last pipeline.
 type line struct {
 	client  redis.UniversalClient
 	timeout time.Duration // of a pipeline
+	gather  time.Duration // how long a pipeline waits for company
 	alone   bool          // each command goes by itself
 
-	mu      sync.Mutex
-	waiting []passenger
-	open    int
-	answer  int // bytes of the longest answer in the last pipeline
+	mu        sync.Mutex
+	waiting   []passenger
+	open      int
+	gathering bool // one of those that are open waits for company
+	answer    int  // bytes of the longest answer in the last pipeline
 }
 
 // passenger is a command that waits for its answer, which will be in the command itself.
@@ -38,9 +44,9 @@ type passenger struct {
 
 // newLine returns a line to one server. A pipeline to the servers of a cluster would wait for the slowest of them, so that
 // one that hangs would hold up what the others answer.
-func newLine(client redis.UniversalClient, timeout time.Duration) *line {
+func newLine(client redis.UniversalClient, timeout, gather time.Duration) *line {
 	_, single := client.(*redis.Client)
-	return &line{client: client, timeout: timeout, alone: !single}
+	return &line{client: client, timeout: timeout, gather: gather, alone: !single}
 }
 
 // add sends a command and does not wait: answered is called once, when the command was answered or has failed.
@@ -52,26 +58,34 @@ func (l *line) add(p passenger) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.waiting = append(l.waiting, p)
-	if l.open < linesOpen {
+	if l.open < linesOpen && !l.gathering {
 		l.open++
+		l.gathering = l.gather > 0
 		go l.run()
 	}
 }
 
-// run sends pipelines until nobody waits.
+// run sends pipelines until nobody waits, or another one is about to send what is left.
 func (l *line) run() {
 	for {
+		if l.gather > 0 {
+			time.Sleep(l.gather)
+		}
 		batch := l.next()
 		if len(batch) == 0 {
 			return
 		}
 		l.exec(batch)
+		if l.gather > 0 && !l.gatherAgain() {
+			return
+		}
 	}
 }
 
 func (l *line) next() []passenger {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.gathering = false
 	n := l.fit()
 	if n == 0 {
 		l.open--
@@ -81,6 +95,18 @@ func (l *line) next() []passenger {
 	batch := l.waiting[:n:n]
 	l.waiting = l.waiting[n:]
 	return batch
+}
+
+// gatherAgain says whether the pipeline stays open.
+func (l *line) gatherAgain() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.gathering || len(l.waiting) == 0 {
+		l.open--
+		return false
+	}
+	l.gathering = true
+	return true
 }
 
 // fit returns how many of those who wait go together.

@@ -31,7 +31,7 @@ func newStore(name string, client redis.UniversalClient, timeout time.Duration, 
 	if !keepsDeadlines(client) {
 		l.Warn("cache: the redis client has ContextTimeoutEnabled off, so a call that redis does not answer keeps its connection for the whole ReadTimeout")
 	}
-	return &store{name: name, client: client, reads: newLine(client, timeout), writes: newLine(client, timeout), timeout: timeout, breaker: b, observer: o, logger: l}
+	return &store{name: name, client: client, reads: newLine(client, timeout, 0), writes: newLine(client, timeout, min(gatherFor, timeout/4)), timeout: timeout, breaker: b, observer: o, logger: l}
 }
 
 // keepsDeadlines is true of clients that it does not know.
