@@ -1,6 +1,7 @@
 package inbox
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"time"
@@ -107,9 +108,11 @@ func (s *settings) fill(ctx context.Context, id ID, c *rowCopy) {
 	default:
 		return
 	}
+	entry := c.CacheEntry // less what the caller may change from now on
+	entry.Fingerprint, entry.Result = bytes.Clone(entry.Fingerprint), bytes.Clone(entry.Result)
 	go func() {
 		defer func() { <-s.copies }()
-		_ = s.Cache.Put(context.WithoutCancel(ctx), s.policy.snapshot.identity, id, c.CacheEntry, left)
+		_ = s.Cache.Put(context.WithoutCancel(ctx), s.policy.snapshot.identity, id, entry, left)
 	}()
 }
 

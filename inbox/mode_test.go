@@ -383,11 +383,47 @@ func TestB48_TheCopyIsWrittenAfterTheCommit(t *testing.T) {
 		t.Errorf("ProcessLeased: %v", err)
 	}
 	for _, message := range []string{"p", "a", "b", "l"} {
-		if puts[id(message)] != 1 {
-			t.Errorf("%s was put %d times", message, puts[id(message)])
+		box.AwaitCopies()
+		mu.Lock()
+		n := puts[id(message)]
+		mu.Unlock()
+		if n != 1 {
+			t.Errorf("%s was put %d times", message, n)
 		}
 		g.want("after the death", g.process(g.box, message), "replayed by table")
 		g.wantEffects(id(message), 1)
+	}
+}
+
+// held is a cache that takes what it is given once it is let go.
+type held struct {
+	inbox.Cache
+	open chan struct{}
+}
+
+func (h held) Put(ctx context.Context, of inbox.Identity, id inbox.ID, e inbox.CacheEntry, ttl time.Duration) error {
+	<-h.open
+	return h.Cache.Put(ctx, of, id, e, ttl)
+}
+
+// A caller does not wait for the copy, and may do as it likes with what it has given and got.
+func TestF7_P12_WhatACallerChangesAfterwardsIsNotInTheCopy(t *testing.T) {
+	g := newGuarded(t, inbox.ModeDouble)
+	h := held{g.front, make(chan struct{})}
+	box := g.world.box(inbox.Config{Policies: g.policies, Cache: h})
+	m := inbox.Message{ID: id("m"), Fingerprint: []byte("fingerprint")}
+	handler := func(context.Context, pgx.Tx) ([]byte, error) { return []byte("result"), nil }
+	first, err := inbox.Process(t.Context(), box, m, handler)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Fingerprint[1], first.Value[1] = 'X', 'X'
+	close(h.open)
+	box.AwaitCopies()
+	m.Fingerprint = []byte("fingerprint")
+	again, err := inbox.Process(t.Context(), g.box, m, handler)
+	if err != nil || again.DecidedBy != inbox.ByCache || string(again.Value) != "result" {
+		t.Errorf("%q by %s, %v", again.Value, again.DecidedBy, err)
 	}
 }
 
