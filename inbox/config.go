@@ -78,6 +78,7 @@ type settings struct {
 	schema schema.Name
 	policy *policy       // nil: mode postgres
 	copies chan struct{} // one for each copy that is on its way to the cache
+	cold   *cold         // where look-ups find nothing
 }
 
 // copiesMax bounds the copies that are on their way to the cache. One more is not written.
@@ -115,7 +116,7 @@ func newSettings(cfg Config) (settings, error) {
 	if err := errors.Join(err, cfg.check()); err != nil {
 		return settings{}, err
 	}
-	return settings{Config: cfg, schema: name, copies: make(chan struct{}, copiesMax)}, nil
+	return settings{Config: cfg, schema: name, copies: make(chan struct{}, copiesMax), cold: new(cold)}, nil
 }
 
 func (c *Config) fill() {

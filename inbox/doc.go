@@ -33,8 +33,10 @@
 // # Mode double: strong
 //
 // A cache ([Config].Cache, such as package cache) is asked first, and the row is always written. The cache holds copies of
-// committed rows, kept after the commit, until the row's retention ends. If it is away, slow, empty or wrong about what it
-// holds, the table decides. Not promised, beside what mode postgres does not: an effect for each message that a restored
+// committed rows, written after the commit while the caller goes on, until the row's retention ends. If it is away, slow, empty
+// or wrong about what it holds, the table decides. Where a thousand look-ups of a consumer in a row have found nothing, only
+// every eighth of its messages is looked up until one is found, and what the broker delivers again (Message.Delivery above 1);
+// the table answers the others. Not promised, beside what mode postgres does not: an effect for each message that a restored
 // database has lost. Copies are bound to the database's identity, which a replica learns about once a second. After a
 // failover that lost commits, or a recovery to an earlier time, a copy of a lost row may be an answer for up to two seconds,
 // or for 15 seconds on a replica that cannot reach the database; then every copy is a miss. A database that is started from

@@ -81,12 +81,16 @@ func (s *settings) knownElsewhere(ctx context.Context, m *Message) (verdict, boo
 	return s.known(ctx, m, s.policy.token || s.policy.readToken)
 }
 
-// askFront asks the cache in front of the table. A copy with another fingerprint is no answer: the table confirms it.
+// askFront asks the cache in front of the table, if that is worth it. A copy with another fingerprint is no answer: the table
+// confirms it.
 func (s *settings) askFront(ctx context.Context, m *Message) (verdict, bool) {
-	if !s.policy.front {
+	if !s.policy.front || !s.cold.ask(m) {
 		return verdict{}, false
 	}
 	entry, found, err := s.Cache.Get(ctx, s.policy.snapshot.identity, m.ID)
+	if err == nil {
+		s.cold.tell(m, found)
+	}
 	if err != nil || !found || mismatch(entry.Fingerprint, m.Fingerprint) {
 		return verdict{away: err != nil}, false
 	}

@@ -43,14 +43,14 @@ func (b *batch[R]) fill(ctx context.Context, done []int, results [][]byte, start
 	if b.box.policy == nil || !b.box.policy.front {
 		return
 	}
-	inParallel(len(done), func(n int) {
-		m := &b.msgs[done[n]]
+	for n, i := range done {
+		m := &b.msgs[i]
 		var stored []byte
 		if results != nil {
 			stored = results[n]
 		}
 		b.box.fill(ctx, m.ID, b.box.completedSince(start, m.Fingerprint, stored))
-	})
+	}
 }
 
 // inParallel calls do for 0 to n-1, some at a time.

@@ -427,6 +427,44 @@ func TestF7_P12_WhatACallerChangesAfterwardsIsNotInTheCopy(t *testing.T) {
 	}
 }
 
+// asked is a cache that counts its look-ups.
+type asked struct {
+	inbox.Cache
+	n *atomic.Int64
+}
+
+func (a asked) Get(ctx context.Context, of inbox.Identity, id inbox.ID) (inbox.CacheEntry, bool, error) {
+	a.n.Add(1)
+	return a.Cache.Get(ctx, of, id)
+}
+
+// Where a thousand look-ups have found nothing, one in eight is made, until one finds a copy. What is delivered again is looked
+// up always.
+func TestA10_LookUpsThatFindNothingBecomeRare(t *testing.T) {
+	g := newGuarded(t, inbox.ModeDouble)
+	a := asked{g.front, new(atomic.Int64)}
+	box := g.world.box(inbox.Config{Policies: g.policies, Cache: a})
+	lookUps := func(what string, want, first, n, delivery int) {
+		t.Helper()
+		before := a.n.Load()
+		for i := first; i < first+n; i++ {
+			m := inbox.Message{ID: id(fmt.Sprint(i)), Delivery: delivery}
+			if _, err := inbox.Process(t.Context(), box, m, func(context.Context, pgx.Tx) (int, error) { return 0, nil }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		box.AwaitCopies()
+		if got := int(a.n.Load() - before); got != want {
+			t.Errorf("%s: %d look-ups, want %d", what, got, want)
+		}
+	}
+	lookUps("new", 1000, 0, 1000, 0)
+	lookUps("new, after many", 10, 1000, 80, 0)
+	lookUps("new, but delivered again", 80, 2000, 80, 2)
+	lookUps("copies, until one is found", 1, 0, 8, 0)
+	lookUps("copies", 80, 8, 80, 0)
+}
+
 // Fifty wait for a copy whose caller goes away in the middle of the handler, and Redis goes away with it: one of them runs the
 // handler, and the others get its answer.
 func TestB47_OneWaiterTakesOverAndRedisGoesMeanwhile(t *testing.T) {
