@@ -40,7 +40,7 @@ func rounds(b *testing.B) int {
 
 // turns is the number of rounds of a family whose rounds are short, an odd one: many of them tell more than long ones on a
 // machine whose speed changes.
-func turns(b *testing.B) int { return 4*rounds(b) + 1 }
+func turns(b *testing.B) int { return 8*rounds(b) + 1 }
 
 // contender is one way to do the work of a family. Its run prepares the work, does it once and returns what was
 // measured.

@@ -26,8 +26,14 @@ type CacheEntry struct {
 // kept as long as asked.
 type Cache interface {
 	Get(ctx context.Context, of Identity, id ID) (entry CacheEntry, found bool, err error)
-	// Put keeps a copy for the time that the row has left.
+	// Put keeps a copy for the time that the row has left. Nobody who has a message handled waits for it.
 	Put(ctx context.Context, of Identity, id ID, entry CacheEntry, ttl time.Duration) error
+}
+
+// laterCache is a Cache that needs no goroutine to keep a copy behind the caller's back: done is called once it is kept or given
+// up. It does not keep the slices of the entry.
+type laterCache interface {
+	PutLater(of Identity, id ID, entry CacheEntry, ttl time.Duration, done func())
 }
 
 // GuardState is what a [Guard] knows of a message.

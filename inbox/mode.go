@@ -112,11 +112,16 @@ func (s *settings) fill(ctx context.Context, id ID, c *rowCopy) {
 	default:
 		return
 	}
+	of, done := s.policy.snapshot.identity, func() { <-s.copies }
+	if later, ok := s.Cache.(laterCache); ok {
+		later.PutLater(of, id, c.CacheEntry, left, done)
+		return
+	}
 	entry := c.CacheEntry // less what the caller may change from now on
 	entry.Fingerprint, entry.Result = bytes.Clone(entry.Fingerprint), bytes.Clone(entry.Result)
 	go func() {
-		defer func() { <-s.copies }()
-		_ = s.Cache.Put(context.WithoutCancel(ctx), s.policy.snapshot.identity, id, entry, left)
+		defer done()
+		_ = s.Cache.Put(context.WithoutCancel(ctx), of, id, entry, left)
 	}()
 }
 
