@@ -92,6 +92,30 @@ func TestF13_EveryClaimTakesTheSameLock(t *testing.T) {
 	}
 }
 
+// Who holds the lock may be about to change the row that it has not locked yet.
+func TestF13_NoLeaseIsTakenUnderAnothersLock(t *testing.T) {
+	w := newWorld(t)
+	box := w.box(inbox.Config{})
+	w.exec(`insert into commitbox.inbox (consumer, message_id, status, attempts, epoch, lease_token, lease_until)
+		values ($1, $2, 'pending', 1, 1, gen_random_uuid(), now() - interval '1 minute')`, anID.Consumer, anID.Message)
+	tx := w.begin()
+	if _, err := tx.Exec(t.Context(), `select pg_advisory_xact_lock(commitbox.inbox_lock($1, $2))`, anID.Consumer, anID.Message); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := box.Acquire(t.Context(), inbox.Message{ID: anID}); !errors.Is(err, inbox.ErrInProgress) {
+		t.Errorf("under another's lock: %v", err)
+	}
+	w.wantRow(anID, "pending", 1)
+	w.commit(tx)
+	lease, err := box.Acquire(t.Context(), inbox.Message{ID: anID})
+	if err != nil {
+		t.Fatalf("once it is free: %v", err)
+	}
+	if err := lease.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestF14_ClaimRacesWithRemoval(t *testing.T) {
 	w := newWorld(t)
 	box := w.box(inbox.Config{})

@@ -179,12 +179,26 @@ func (l *lane) publish(ctx context.Context, batch []Record) ([]verdict, error) {
 	go l.call(call, batch, answer)
 	overdue := time.NewTimer(timeout + l.cfg.Guard)
 	defer overdue.Stop()
+	errs, ok := answered(answer, overdue.C)
+	if !ok {
+		return nil, fmt.Errorf("%w: %d messages in flight, first id %s", ErrPublishStalled, len(batch), batch[0].ID)
+	}
+	l.cfg.Observer.Observe(commitbox.OutboxPublishSeconds, time.Since(started).Seconds(), l.cfg.Channel)
+	return l.read(batch, errs), nil
+}
+
+// answered waits for an answer until it is overdue. A process that stood still for long finds both, and has its answer.
+func answered(answer <-chan []error, overdue <-chan time.Time) ([]error, bool) {
 	select {
 	case errs := <-answer:
-		l.cfg.Observer.Observe(commitbox.OutboxPublishSeconds, time.Since(started).Seconds(), l.cfg.Channel)
-		return l.read(batch, errs), nil
-	case <-overdue.C:
-		return nil, fmt.Errorf("%w: %d messages in flight, first id %s", ErrPublishStalled, len(batch), batch[0].ID)
+		return errs, true
+	case <-overdue:
+	}
+	select {
+	case errs := <-answer:
+		return errs, true
+	default:
+		return nil, false
 	}
 }
 

@@ -292,3 +292,19 @@ func TestOperatorRates(t *testing.T) {
 		t.Errorf("as fast as can be: %d done, %v", done, err)
 	}
 }
+
+func TestAnAnswerThatIsThereIsNotOverdue(t *testing.T) {
+	t.Parallel()
+	for range 64 {
+		answer, overdue := make(chan []error, 1), make(chan time.Time, 1)
+		overdue <- time.Now()
+		if _, ok := answered(answer, overdue); ok {
+			t.Fatal("an answer that is not there")
+		}
+		answer <- nil
+		overdue <- time.Now()
+		if _, ok := answered(answer, overdue); !ok {
+			t.Fatal("the answer is there")
+		}
+	}
+}
