@@ -67,7 +67,7 @@ var operatorActions = []operatorAction{
 		_, err := o.SkipHead(ctx, channel, key, "")
 		return once(err)
 	}, `select (outbox_skip_head('default', $2) is not null)::int from (values ($1)) v`},
-	{"requeue one", true, false, aDead((*outbox.Operator).Requeue), `select coalesce(sum(outbox_requeue('default', message_id)::int), 0) from (select * from outbox_dead where topic = $1 and key = $2 limit 1) d`},
+	{"requeue one", true, false, aDead((*outbox.Operator).Requeue), `select coalesce(sum(outbox_requeue('default', message_id)::int), 0) from (select * from outbox_dead where topic = $1 and key = $2 and discarded_at is null limit 1) d`},
 	{"requeue by topic", true, false, func(ctx context.Context, o *outbox.Operator, topic, _ string) (int, error) {
 		return o.RequeueMany(ctx, outbox.RequeueFilter{Topic: topic, Rate: 1000})
 	}, `select outbox_requeue_many('default', $1)::int from (values ($2)) v`},
@@ -75,7 +75,7 @@ var operatorActions = []operatorAction{
 		now := time.Now()
 		return o.RequeueMany(ctx, outbox.RequeueFilter{Topic: topic, Since: now.Add(-time.Minute), Until: now, Rate: 1000})
 	}, `select outbox_requeue_many('default', $1, now() - interval '1 minute', now())::int from (values ($2)) v`},
-	{"discard", true, true, aDead((*outbox.Operator).Discard), `select coalesce(sum(outbox_discard('default', message_id)::int), 0) from (select * from outbox_dead where topic = $1 and key = $2 limit 1) d`},
+	{"discard", true, true, aDead((*outbox.Operator).Discard), `select coalesce(sum(outbox_discard('default', message_id)::int), 0) from (select * from outbox_dead where topic = $1 and key = $2 and discarded_at is null limit 1) d`},
 	{"replay", false, false, func(ctx context.Context, o *outbox.Operator, _, key string) (int, error) {
 		return o.Replay(ctx, outbox.ReplayFilter{Since: time.Now().Add(-200 * time.Millisecond), Key: key, Rate: 1000})
 	}, `select done::int from outbox_replay('default', now() - interval '0.2 s', now(), $1, $2)`},
