@@ -17,7 +17,7 @@ import (
 func BenchmarkOutboxRequeue(b *testing.B) {
 	db := startDatabase(b)
 	pool := db.pool(b, 8)
-	backlog, dead, rate := sized(5_000, 300_000, 1_500_000), sized(500, 20_000, 100_000), sized(1_000, 5_000, 5_000)
+	backlog, dead, rate := sized(5_000, 300_000, 1_500_000), sized(500, 20_000, 100_000), sized(1_000, 2_000, 2_000)
 	const without, with = "nothing requeued", "requeued at the rate"
 	f := interleave(b, min(rounds(b), 3),
 		contender{without, func(b *testing.B) float64 { return newOrderly(backlog, 0).drain(b, pool, rate) }},
