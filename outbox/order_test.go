@@ -113,7 +113,7 @@ func TestB18_PositionsThatGoBackAreNoticed(t *testing.T) {
 	for i := range 10 {
 		enqueue(t, db, message("", fmt.Sprint(i)))
 	}
-	eventually(t, "ten messages", func() bool { return len(p.payloads()) == 10 })
+	eventually(t, "ten messages, deleted", func() bool { return len(p.payloads()) == 10 && tables(t, db) == settled })
 	// A restore or a promoted standby: the sequence stands lower than before.
 	if _, err := db.Pool.Exec(t.Context(), "select setval('commitbox.outbox_seq', 2)"); err != nil {
 		t.Fatal(err)
