@@ -12,14 +12,14 @@ const (
 	lineMax      = 128       // commands of one pipeline
 	lineBytesMax = 256 << 10 // bytes of one pipeline, unless its only command has more
 	linesOpen    = 2         // pipelines on their way, so that one that is stuck does not hold up all
+
+	gatherFor = 5 * time.Millisecond // how long a copy, for which nobody waits, waits for others
 )
 
-// gatherFor is how long a copy waits for others, since nobody waits for it: at 5000 copies per second 25 of them go together.
-const gatherFor = 5 * time.Millisecond
-
 // line sends commands of concurrent callers in pipelines: what comes while one is on its way goes with the next. Nobody who
-// waits for an answer waits for company. Under load it saves most of the system calls of both sides. A pipeline is bounded in bytes, because its last
-// answer comes after all that is before it; how long answers will be is guessed from the longest one of the last pipeline.
+// waits for an answer waits for company. Under load it saves most of the system calls of both sides. A pipeline is bounded in
+// bytes, because its last answer comes after all that is before it; how long answers will be is guessed from the longest one of
+// the last pipeline.
 type line struct {
 	client  redis.UniversalClient
 	timeout time.Duration // of a pipeline
@@ -66,17 +66,10 @@ func (l *line) add(p passenger) {
 
 // run sends pipelines until nobody waits, or another one is about to send what is left.
 func (l *line) run() {
-	for {
-		if l.gather > 0 {
-			time.Sleep(l.gather)
-		}
-		batch := l.next()
-		if len(batch) == 0 {
-			return
-		}
-		l.exec(batch)
-		if l.gather > 0 && !l.gatherAgain() {
-			return
+	for again := true; again; again = l.again() {
+		time.Sleep(l.gather)
+		if batch := l.next(); len(batch) > 0 {
+			l.exec(batch)
 		}
 	}
 }
@@ -86,25 +79,23 @@ func (l *line) next() []passenger {
 	defer l.mu.Unlock()
 	l.gathering = false
 	n := l.fit()
-	if n == 0 {
-		l.open--
-		l.waiting = nil
-		return nil
-	}
 	batch := l.waiting[:n:n]
 	l.waiting = l.waiting[n:]
 	return batch
 }
 
-// gatherAgain says whether the pipeline stays open.
-func (l *line) gatherAgain() bool {
+// again says whether to send one more, and closes what has nothing to send.
+func (l *line) again() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.gathering || len(l.waiting) == 0 {
 		l.open--
+		if len(l.waiting) == 0 {
+			l.waiting = nil
+		}
 		return false
 	}
-	l.gathering = true
+	l.gathering = l.gather > 0
 	return true
 }
 

@@ -24,8 +24,8 @@ func (c *cold) of(consumer string) *atomic.Int64 {
 
 // ask says whether to look a message up. What the broker delivers again is looked up always.
 func (c *cold) ask(m *Message) bool {
-	n := c.of(m.ID.Consumer).Load()
-	return n < coldAfter || m.Delivery > 1 || c.of(m.ID.Consumer).Add(1)%coldEvery == 0
+	n := c.of(m.ID.Consumer)
+	return n.Load() < coldAfter || m.Delivery > 1 || n.Add(1)%coldEvery == 0
 }
 
 // tell takes in what a look-up found.

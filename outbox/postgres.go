@@ -340,10 +340,11 @@ func columns(refs []ref) (shards []int16, ids []int64) {
 // apply: the fence first, then every change in a fresh statement, for the shards that passed it.
 func (l *postgresLink) apply(ctx context.Context, owner uuid.UUID, epochs map[int16]int64, c change) (outcome, error) {
 	var done outcome
-	if len(c.followers) > 0 {
+	if c.onlyFollowers() {
 		lost, err := l.moveFollowers(ctx, owner, epochs, &c)
 		return outcome{lost: lost}, err
 	}
+	c.byPosition()
 	err := pgx.BeginTxFunc(ctx, l.conn, readCommitted, func(tx pgx.Tx) error {
 		q := db.New(l.schema.On(tx))
 		lost, err := l.fence(ctx, q, owner, epochs, &c)
@@ -406,11 +407,8 @@ func (l *postgresLink) moveFollowers(ctx context.Context, owner uuid.UUID, epoch
 	if int(moved) == len(c.followers) {
 		return lost, nil
 	}
-	var again change
-	for _, f := range c.followers {
-		again.deferred = append(again.deferred, failure{ref: f.ref})
-	}
-	done, err := l.apply(ctx, owner, epochs, again)
+	c.byPosition()
+	done, err := l.apply(ctx, owner, epochs, *c)
 	return append(lost, done.lost...), err
 }
 

@@ -143,7 +143,7 @@ func (r *row) keyRef() keyRef { return keyRef{r.shard, r.Key} }
 // change is a change of state of one or more shards. It happens as a whole or not at all, but for shards that are lost.
 // A message and a key stand in it once.
 type change struct {
-	followers []found   // leave hot for deferred, behind what failed; never along with another change
+	followers []found   // leave hot for deferred, behind what failed
 	deferred  []failure // fail, and leave hot for deferred
 	failed    []failure // fail again in deferred
 	buried    []failure // become dead
@@ -167,7 +167,25 @@ type blocked struct {
 }
 
 func (c *change) empty() bool {
-	return len(c.followers)+len(c.deferred)+len(c.failed)+len(c.buried)+len(c.block)+len(c.hold)+len(c.unblock)+len(c.probes)+len(c.clean) == 0
+	return len(c.followers) == 0 && c.besides() == 0
+}
+
+// besides counts what changes beside the followers.
+func (c *change) besides() int {
+	return len(c.deferred) + len(c.failed) + len(c.buried) + len(c.block) + len(c.hold) + len(c.unblock) + len(c.probes) + len(c.clean)
+}
+
+// onlyFollowers says that nothing else changes.
+func (c *change) onlyFollowers() bool {
+	return len(c.followers) > 0 && c.besides() == 0
+}
+
+// byPosition makes followers messages that are moved by their positions, wherever they lie.
+func (c *change) byPosition() {
+	for _, f := range c.followers {
+		c.deferred = append(c.deferred, failure{ref: f.ref})
+	}
+	c.followers = nil
 }
 
 // held is a key that a dead message holds.

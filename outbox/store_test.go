@@ -317,7 +317,7 @@ func TestStoreKeepsBlockedKeys(t *testing.T) {
 		must(t, err)
 		expect(t, "blocked", []keyRef{key}, keys)
 
-		apply(change{block: []blocked{{key, 0}}, deferred: []failure{{ref: a3.ref}}})
+		apply(change{block: []blocked{{key, 0}}, followers: []found{{a3.ref, a3.ID, a3.place}}})
 		time.Sleep(2 * time.Millisecond)
 		expect(t, "due once it is time", []string{"a1", "a2", "a3"}, s.due(t))
 		due, err := s.link.due(t.Context(), allShards(), 100, 2, 1<<20)
