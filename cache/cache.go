@@ -127,48 +127,39 @@ func (c *Cache) count(id inbox.ID, r reading) {
 // Put keeps a copy of a completed row for ttl. With a ttl below a millisecond, and for an entry that is larger than
 // Config.EntryMax, it keeps nothing and returns nil.
 func (c *Cache) Put(ctx context.Context, of inbox.Identity, id inbox.ID, entry inbox.CacheEntry, ttl time.Duration) error {
-	set, bytes := c.set(of, id, entry, ttl)
-	if set == nil {
-		return nil
-	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	_, err := send(c.store, c.store.writes, "put", set, bytes, func(err error) (struct{}, error) { return struct{}{}, err }).wait(ctx)
+	put := c.put(of, id, entry, ttl)
+	if put == nil {
+		return nil
+	}
+	_, err := put.wait(ctx)
 	return err
 }
 
-// PutLater is Put for a caller who goes on at once: done is called when the copy is kept or given up. It does not keep what it
-// is given.
+// PutLater is Put for a caller who goes on at once: done is called when the copy is kept or given up. It does not keep the
+// slices of the entry.
 func (c *Cache) PutLater(of inbox.Identity, id inbox.ID, entry inbox.CacheEntry, ttl time.Duration, done func()) {
-	set, bytes := c.set(of, id, entry, ttl)
-	if set == nil {
+	put := c.put(of, id, entry, ttl)
+	if put == nil {
 		done()
 		return
 	}
-	began := time.Now()
-	admitted, probe := c.store.breaker.admit(began)
-	if !admitted {
-		_ = c.store.judge("put", began, probe, errOpen)
-		done()
-		return
-	}
-	c.store.writes.add(passenger{set, bytes, began.Add(c.store.timeout), func() {
-		_ = c.store.judge("put", began, probe, set.Err())
-		done()
-	}})
+	put.then(done)
 }
 
-// set makes the command that keeps a copy, and says how long it is; nil if there is nothing to keep.
-func (c *Cache) set(of inbox.Identity, id inbox.ID, entry inbox.CacheEntry, ttl time.Duration) (set *redis.StatusCmd, bytes int) {
+// put sends a copy; nil if there is nothing to keep.
+func (c *Cache) put(of inbox.Identity, id inbox.ID, entry inbox.CacheEntry, ttl time.Duration) *call[struct{}] {
 	if ttl < time.Millisecond {
-		return nil, 0
+		return nil
 	}
 	k := key(c.prefix, "entry", id.Key())
 	stored, err := c.seal.seal(k, of, entry)
 	if err != nil { // the table has the row; a copy that is too large is only slower
 		c.store.observer.Observe(commitbox.CacheErrors, 1, "put", string(tooLarge))
-		return nil, 0
+		return nil
 	}
-	return redis.NewStatusCmd(context.Background(), "set", k, stored, "px", ttl.Milliseconds()), len(k) + len(stored)
+	set := redis.NewStatusCmd(context.Background(), "set", k, stored, "px", ttl.Milliseconds())
+	return send(c.store, c.store.writes, "put", set, len(k)+len(stored), func(err error) (struct{}, error) { return struct{}{}, err })
 }

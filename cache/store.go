@@ -60,6 +60,9 @@ type call[T any] struct {
 	done      chan struct{}
 	value     T
 	err       error
+
+	mu    sync.Mutex
+	after func() // called once it is settled
 }
 
 // newCall returns a call that may be made, or one that is settled because it may not.
@@ -78,8 +81,27 @@ func newCall[T any](s *store, operation string) *call[T] {
 func (c *call[T]) settle(value T, err error) {
 	c.once.Do(func() {
 		c.value, c.err = value, c.store.judge(c.operation, c.began, c.probe, err)
+		c.mu.Lock()
 		close(c.done)
+		after := c.after
+		c.mu.Unlock()
+		if after != nil {
+			after()
+		}
 	})
+}
+
+// then has f called once the call is settled, for a caller who does not wait.
+func (c *call[T]) then(f func()) {
+	c.mu.Lock()
+	settled := c.settled()
+	if !settled {
+		c.after = f
+	}
+	c.mu.Unlock()
+	if settled {
+		f()
+	}
 }
 
 // end settles a call that has its answer.
