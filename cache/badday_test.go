@@ -422,3 +422,20 @@ func (l *lockedBuffer) String() string {
 	defer l.mu.Unlock()
 	return l.b.String()
 }
+
+// A copy for which nobody waits is given up within the budget, though the client heeds no deadline, and counts for the breaker.
+func TestB5_ACopyIsGivenUpWithinTheBudget(t *testing.T) {
+	t.Parallel()
+	s := private(t)
+	client := connect(t, s.URL(), func(o *redis.Options) { o.ContextTimeoutEnabled = false })
+	c := open(t, client, impatient, func(c *cache.Config) { c.OpenFor = time.Minute })
+	id := back(t, c)
+	must(t, s.Pause())
+	for i := range 6 { // the last one finds the breaker open
+		began, done := time.Now(), make(chan time.Duration)
+		c.PutLater(here, id, completed("x"), time.Minute, func() { go func() { done <- time.Since(began) }() })
+		if took := <-done; took > briefly+slack || i == 5 && took > briefly/2 {
+			t.Errorf("copy %d took %v", i, took)
+		}
+	}
+}
