@@ -19,11 +19,11 @@ type flightKey struct {
 
 // flight is one copy on its way. Nothing is remembered of it once it has ended.
 type flight struct {
-	decided chan struct{} // closed when its handler begins, or when it ends without
-	ended   chan struct{}
-	begun   bool    // its handler began
-	answer  verdict // if not
-	stopped bool    // its caller went away, so its answer says nothing about the message
+	decided chan struct{} // closed when its handler begins, or when it ends without; nil while no other copy waits
+	ended   chan struct{} // like decided
+	begun   bool          // its handler began
+	answer  verdict       // if not
+	stopped bool          // its caller went away, so its answer says nothing about the message
 }
 
 func newFlights() *flights { return &flights{open: map[flightKey]*flight{}} }
@@ -58,28 +58,53 @@ func (f *flights) join(key flightKey) (mine, other *flight) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if other := f.open[key]; other != nil {
+		other.await()
 		return nil, other
 	}
-	mine = &flight{decided: make(chan struct{}), ended: make(chan struct{}), stopped: true}
+	mine = &flight{stopped: true}
 	f.open[key] = mine
 	return mine, nil
+}
+
+// await makes the channels for those who wait. The lock of the flights is held, as in begin and end.
+func (f *flight) await() {
+	if f.decided != nil {
+		return
+	}
+	f.decided, f.ended = make(chan struct{}), make(chan struct{})
+	if f.begun {
+		close(f.decided)
+	}
+}
+
+func (f *flight) begin() {
+	if f.decided != nil && !f.begun { // it begins again after a serialization failure
+		close(f.decided)
+	}
+	f.begun = true
+}
+
+func (f *flight) end() {
+	if f.decided == nil {
+		return
+	}
+	if !f.begun {
+		close(f.decided)
+	}
+	close(f.ended)
 }
 
 func (f *flights) lead(ctx context.Context, key flightKey, mine *flight, lead func(begun func()) verdict) verdict {
 	defer func() { // even if the handler ends its goroutine
 		f.mu.Lock()
+		defer f.mu.Unlock()
 		delete(f.open, key)
-		f.mu.Unlock()
-		if !mine.begun {
-			close(mine.decided)
-		}
-		close(mine.ended)
+		mine.end()
 	}()
 	v := lead(func() {
-		if !mine.begun { // it begins again after a serialization failure
-			mine.begun = true
-			close(mine.decided)
-		}
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		mine.begin()
 	})
 	if !mine.begun {
 		mine.answer, mine.stopped = v, ctx.Err() != nil

@@ -26,8 +26,10 @@ type runningKey struct{}
 func (s *settings) enter(ctx context.Context, ids []ID, scopes ...any) (_ context.Context, leave func()) {
 	outer, _ := ctx.Value(runningKey{}).(*running)
 	r := &running{schema: s.schema, ids: ids, scopes: scopes, outer: outer}
-	return context.WithValue(ctx, runningKey{}, r), func() { r.left.Store(true) }
+	return context.WithValue(ctx, runningKey{}, r), r.leave
 }
+
+func (r *running) leave() { r.left.Store(true) }
 
 // isNested says that a caller of this call is handling the message on the scope.
 func (s *settings) isNested(ctx context.Context, id ID, scope any) bool {

@@ -17,8 +17,8 @@ type poll struct {
 	pause time.Duration
 }
 
-func newPoll(bound time.Duration) *poll {
-	return &poll{until: time.Now().Add(bound), pause: pollFirst}
+func newPoll(bound time.Duration) poll {
+	return poll{until: time.Now().Add(bound), pause: pollFirst}
 }
 
 // next pauses and says whether to ask again: not once the bound has passed or the context has ended.

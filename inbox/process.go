@@ -259,9 +259,7 @@ func (w *work) fail(ctx context.Context, cause error) verdict {
 
 // commit stores the result and commits, in one round trip.
 func (w *work) commit(ctx context.Context, stored []byte) verdict {
-	ctx, cancel := detached(ctx)
-	defer cancel()
-	conn := w.conn.Conn()
+	ctx, conn := context.WithoutCancel(ctx), w.conn.Conn()
 	tag, err := w.sendCommit(ctx, conn, stored)
 	switch {
 	case err == nil && tag.String() == "COMMIT":
@@ -274,7 +272,16 @@ func (w *work) commit(ctx context.Context, stored []byte) verdict {
 	return w.rolledBack(ctx, err)
 }
 
+// sendCommit is bounded by the connection's own deadline, for which no timer has to be made.
 func (w *work) sendCommit(ctx context.Context, conn *pgx.Conn, stored []byte) (tag pgconn.CommandTag, err error) {
+	wire := conn.PgConn().Conn()
+	if wire.SetDeadline(time.Now().Add(cleanupTimeout)) == nil {
+		defer func() { _ = wire.SetDeadline(time.Time{}) }() // it fails if the connection is closed
+	} else { // a tunnel may have none
+		var cancel context.CancelFunc
+		ctx, cancel = detached(ctx)
+		defer cancel()
+	}
 	if stored == nil || w.bare {
 		return conn.Exec(ctx, schema.Commit)
 	}

@@ -68,16 +68,20 @@ func (s *settings) report(ctx context.Context, id ID, v verdict, start time.Time
 	outcome := v.outcome.String()
 	s.Observer.Observe(commitbox.InboxHandled, 1, id.Consumer, outcome, v.by.String())
 	s.Observer.Observe(commitbox.InboxSeconds, time.Since(start).Seconds(), id.Consumer, outcome)
-	attrs := []any{"consumer", id.Consumer, "message_id", id.Message, "outcome", outcome, "attempt", v.attempt}
 	var panicked *PanicError
 	switch {
 	case errors.As(v.err, &panicked):
-		s.Logger.ErrorContext(ctx, "inbox: the handler panicked", append(attrs, "stack", string(panicked.Stack))...)
+		s.Logger.ErrorContext(ctx, "inbox: the handler panicked", v.attrs(id, "stack", string(panicked.Stack))...)
 	case endedTx(v.err, id):
-		s.Logger.ErrorContext(ctx, "inbox: the handler ended its transaction; look at what it committed", attrs...)
+		s.Logger.ErrorContext(ctx, "inbox: the handler ended its transaction; look at what it committed", v.attrs(id)...)
 	case v.outcome == Unknown:
-		s.Logger.WarnContext(ctx, "inbox: the answer to COMMIT was lost; the next delivery finds out", attrs...)
+		s.Logger.WarnContext(ctx, "inbox: the answer to COMMIT was lost; the next delivery finds out", v.attrs(id)...)
 	case v.outcome == Dead && v.seen != nil, v.outcome == Mismatch:
-		s.Logger.WarnContext(ctx, "inbox: a message needs a person", append(attrs, "payload_kept", v.payloadKept)...)
+		s.Logger.WarnContext(ctx, "inbox: a message needs a person", v.attrs(id, "payload_kept", v.payloadKept)...)
 	}
+}
+
+// attrs are what a log line says of a verdict.
+func (v *verdict) attrs(id ID, more ...any) []any {
+	return append([]any{"consumer", id.Consumer, "message_id", id.Message, "outcome", v.outcome.String(), "attempt", v.attempt}, more...)
 }

@@ -14,36 +14,24 @@ create table commitbox.outbox_channel (
 
 -- The shard of a key. It is computed in the database only, so that no client can compute it differently; hashtextextended on
 -- collation "C" hashes bytes, and its value needs to be stable only among the rows of one key that wait at the same time
--- (dump and restore recompute all of them alike).
+-- (a restore keeps those of the dump; PostgreSQL has not changed the hash since it has it).
 create function commitbox.outbox_shard_of(key text) returns smallint
     language sql immutable parallel safe
     return (hashtextextended(key collate "C", 0) & 63)::smallint;
 
--- What a message may be. Domains, because the CHECKs of a table are read anew from text by every statement that writes.
-create domain commitbox.outbox_channel_name as text collate "C" check (octet_length(value) between 1 and 63);
-create domain commitbox.outbox_topic as text collate "C" check (octet_length(value) between 1 and 255);
-create domain commitbox.outbox_key as text collate "C" check (octet_length(value) between 1 and 512);
-create domain commitbox.outbox_content_type as text check (octet_length(value) between 1 and 255);
-create domain commitbox.outbox_headers as jsonb check (jsonb_typeof(value) = 'object' and not jsonb_path_exists(value, 'strict $.* ? (@.type() != "string")'));
-create domain commitbox.outbox_position as bigint check (value > 0);
-create domain commitbox.outbox_time as timestamptz check (isfinite(value));
-
 -- What waits to be published: insert and delete only, never updated.
--- shard is outbox_shard_of the key, or of the id of a message without one, written out: the function would be opened by every
--- statement that inserts.
 -- vacuum_truncate is off: truncation wants ACCESS EXCLUSIVE and leaves a table of 0 pages that spoils cached plans.
 create table commitbox.outbox_message (
-    id           commitbox.outbox_position     not null default nextval('commitbox.outbox_seq'),
-    created_at   commitbox.outbox_time         not null default clock_timestamp(),
-    message_id   uuid                          not null,
-    shard        smallint                      not null generated always as
-                     ((hashtextextended(coalesce(key, message_id::text) collate "C", 0) & 63)::smallint) stored,
-    channel      commitbox.outbox_channel_name not null,
-    key          commitbox.outbox_key,
-    topic        commitbox.outbox_topic        not null,
-    content_type commitbox.outbox_content_type,
-    headers      commitbox.outbox_headers      not null default '{}',
-    payload      bytea                         not null,
+    id           bigint           not null default nextval('commitbox.outbox_seq'),
+    created_at   timestamptz      not null default clock_timestamp(),
+    message_id   uuid             not null,
+    shard        smallint         not null,
+    channel      text collate "C" not null,
+    key          text collate "C",
+    topic        text collate "C" not null,
+    content_type text,
+    headers      jsonb            not null default '{}',
+    payload      bytea            not null,
     primary key (channel, shard, id)
 ) with (
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_insert_threshold = -1,
@@ -145,21 +133,51 @@ create index outbox_dead_topic on commitbox.outbox_dead (channel, topic, dead_at
 -- Messages for later. They take their place in hot, under a position drawn then, when they are due: until then they block
 -- nobody of their key. Positions of their own, so that scheduling does not look like news to the relays.
 create table commitbox.outbox_scheduled (
-    id           bigint                        not null generated always as identity,
-    due_at       commitbox.outbox_time         not null,
-    created_at   commitbox.outbox_time         not null default clock_timestamp(),
-    message_id   uuid                          not null,
-    channel      commitbox.outbox_channel_name not null,
-    key          commitbox.outbox_key,
-    topic        commitbox.outbox_topic        not null,
-    content_type commitbox.outbox_content_type,
-    headers      commitbox.outbox_headers      not null default '{}',
-    payload      bytea                         not null,
+    id           bigint           not null generated always as identity,
+    due_at       timestamptz      not null check (isfinite(due_at)),
+    created_at   timestamptz      not null default clock_timestamp(),
+    message_id   uuid             not null,
+    channel      text collate "C" not null,
+    key          text collate "C",
+    topic        text collate "C" not null,
+    content_type text,
+    headers      jsonb            not null default '{}',
+    payload      bytea            not null,
     primary key (channel, due_at, id)
 ) with (
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_insert_threshold = -1,
     autovacuum_vacuum_cost_delay = 0, vacuum_truncate = false);
 create index outbox_scheduled_message_id on commitbox.outbox_scheduled (message_id);
+
+-- What a message may be, and its shard: that of its key, or of its id if it has none, whatever the writer says. A trigger, because
+-- PostgreSQL keeps its expressions ready in every session, but reads the CHECKs and the generated columns of a table anew
+-- from text in every statement that writes. A null where none may be is left to NOT NULL.
+-- +goose StatementBegin
+create function commitbox.outbox_check() returns trigger language plpgsql as $$
+declare
+    broken text := case
+        when octet_length(new.channel) not between 1 and 63 then 'outbox_channel'
+        when octet_length(new.topic) not between 1 and 255 then 'outbox_topic'
+        when octet_length(new.key) not between 1 and 512 then 'outbox_key'
+        when octet_length(new.content_type) not between 1 and 255 then 'outbox_content_type'
+        when jsonb_typeof(new.headers) <> 'object' or jsonb_path_exists(new.headers, 'strict $.* ? (@.type() != "string")') then 'outbox_headers'
+        when not isfinite(new.created_at) then 'outbox_created_at'
+        when new.id <= 0 then 'outbox_position'
+    end;
+begin
+    if broken is not null then
+        raise exception 'message % breaks the rule % of the outbox', new.message_id, broken
+            using errcode = 'check_violation', constraint = broken, table = tg_table_name, schema = tg_table_schema,
+                  hint = 'The limits are in the function outbox_check.';
+    end if;
+    if tg_table_name = 'outbox_message' then
+        new.shard := commitbox.outbox_shard_of(coalesce(new.key, new.message_id::text));
+    end if;
+    return new;
+end $$;
+-- +goose StatementEnd
+create trigger outbox_check before insert or update on commitbox.outbox_message for each row execute function commitbox.outbox_check();
+create trigger outbox_check before insert or update on commitbox.outbox_scheduled for each row execute function commitbox.outbox_check();
 
 -- Messages that were confirmed, where the channel keeps them: by day, so that forgetting a day is one drop.
 create table commitbox.outbox_sent (
@@ -186,14 +204,8 @@ drop table commitbox.outbox_blocked;
 drop table commitbox.outbox_shard;
 drop table commitbox.outbox_relay;
 drop table commitbox.outbox_message;
+drop function commitbox.outbox_check();
 drop function commitbox.outbox_shard_of(text);
-drop domain commitbox.outbox_time;
-drop domain commitbox.outbox_position;
-drop domain commitbox.outbox_headers;
-drop domain commitbox.outbox_content_type;
-drop domain commitbox.outbox_key;
-drop domain commitbox.outbox_topic;
-drop domain commitbox.outbox_channel_name;
 drop table commitbox.outbox_channel;
 drop sequence commitbox.outbox_epoch;
 drop sequence commitbox.outbox_seq;

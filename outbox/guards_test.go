@@ -104,6 +104,14 @@ func (d *deaf) confirm(ctx context.Context, confirmed []found, keep bool) error 
 	return d.memory.confirm(ctx, confirmed, keep)
 }
 
+func (d *deaf) settle(ctx context.Context, owner uuid.UUID, epochs map[int16]int64, confirmed []found, keep bool, followers []found) ([]int16, error) {
+	d.asked++
+	if d.fails {
+		return nil, errAway
+	}
+	return d.memory.settle(ctx, owner, epochs, confirmed, keep, followers)
+}
+
 // Until the delete of what was confirmed is acknowledged, nothing is read and nothing sent, over new connections too.
 func TestP3_NothingIsDoneBeforeWhatWasConfirmedIsDeleted(t *testing.T) {
 	d := &deaf{memory: newMemory(time.Hour), fails: true}

@@ -45,6 +45,7 @@ type lane struct {
 	rested     time.Time // no round before
 	nextDue    time.Time // zero: not known; see never
 	nextSweep  time.Time
+	free       []row // memory of followers
 	sweepShard int
 
 	round      round
@@ -109,7 +110,7 @@ func (l *lane) prepare(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	if err := l.confirm(ctx); err != nil {
+	if err := l.confirm(ctx, nil); err != nil {
 		return err
 	}
 	if next, _ := l.roster.assigned(); next.version != l.version {
@@ -204,7 +205,7 @@ func (l *lane) serveDue(ctx context.Context) (worked bool, err error) {
 		return false, err
 	}
 	if len(rows) > 0 {
-		if _, err := l.publishAndSettle(ctx, rows); err != nil {
+		if _, err := l.publishAndSettle(ctx, rows, nil); err != nil {
 			return false, err
 		}
 	}
@@ -258,11 +259,8 @@ func (l *lane) serveHot(ctx context.Context) (worked bool, err error) {
 		l.nextSweep = started.Add(max(sweepEvery, 100*time.Since(started)))
 	}
 	l.more = len(rows) > 0
-	free, err := l.moveFollowers(ctx, rows)
-	if err != nil {
-		return false, err
-	}
-	left, err := l.publishAndSettle(ctx, free)
+	free, followers := l.followers(rows)
+	left, err := l.publishAndSettle(ctx, free, followers)
 	if err != nil {
 		return false, err
 	}
@@ -300,31 +298,29 @@ func (l *lane) sweep() bool {
 	return true
 }
 
-// moveFollowers moves messages of blocked keys behind their heads and returns the other rows.
-func (l *lane) moveFollowers(ctx context.Context, rows []row) ([]row, error) {
+// followers splits rows into those that may be published and the messages of blocked keys, which are to move behind their heads.
+func (l *lane) followers(rows []row) (free []row, behind []found) {
+	clear(l.free)
+	l.free = l.free[:0]
 	if !slices.ContainsFunc(l.shards, func(s *shard) bool { return len(s.blocked) > 0 }) {
 		return rows, nil
 	}
-	var c change
-	free := make([]row, 0, len(rows))
 	for i := range rows {
 		r := &rows[i]
 		if s := l.find(r.shard); r.Key != "" && s != nil && s.blocked[r.Key] {
-			c.followers = append(c.followers, found{r.ref, r.ID, r.place})
+			behind = append(behind, found{r.ref, r.ID, r.place})
 		} else {
-			free = append(free, *r)
+			l.free = append(l.free, *r)
 		}
 	}
-	if err := l.apply(ctx, c); err != nil {
-		return nil, err
-	}
-	return slices.DeleteFunc(free, func(r row) bool { return l.find(r.shard) == nil }), nil // less what was lost by it
+	return l.free, behind
 }
 
-// publishAndSettle publishes rows, deletes what was confirmed and records what failed. It returns the rows that stay.
-func (l *lane) publishAndSettle(ctx context.Context, rows []row) (left []row, err error) {
+// publishAndSettle publishes rows, deletes what was confirmed, records what failed and moves followers behind their heads. It
+// returns the rows that stay.
+func (l *lane) publishAndSettle(ctx context.Context, rows []row, followers []found) (left []row, err error) {
 	if len(rows) == 0 {
-		return nil, nil
+		return nil, l.confirm(ctx, followers)
 	}
 	sent, err := l.deliver(ctx, rows)
 	if err != nil {
@@ -334,7 +330,7 @@ func (l *lane) publishAndSettle(ctx context.Context, rows []row) (left []row, er
 	l.round.confirmed = l.round.confirmed || len(d.confirmed) > 0
 	l.unconfirmed = append(d.confirmed, l.unconfirmed...)
 	l.published += len(d.confirmed)
-	if err := l.confirm(ctx); err != nil {
+	if err := l.confirm(ctx, followers); err != nil {
 		return nil, err
 	}
 	l.logFailures(rows, sent.verdicts, d)
@@ -351,19 +347,42 @@ func (l *lane) publishAndSettle(ctx context.Context, rows []row) (left []row, er
 	return left, nil
 }
 
-// confirm deletes what the broker has confirmed. Until it is acknowledged nothing else is done, so that nothing
-// confirmed is read and published again.
-func (l *lane) confirm(ctx context.Context) error {
-	if len(l.unconfirmed) == 0 {
+// confirm deletes what the broker has confirmed, and moves followers in the same transaction. Until it is acknowledged nothing
+// else is done, so that nothing confirmed is read and published again.
+func (l *lane) confirm(ctx context.Context, followers []found) (err error) {
+	if len(l.unconfirmed)+len(followers) == 0 {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleLimit)
 	defer cancel()
-	if err := l.link.confirm(ctx, l.unconfirmed, l.keep); err != nil {
-		return fmt.Errorf("delete %d confirmed messages: %w", len(l.unconfirmed), err)
+	var lost []int16
+	if len(followers) > 0 {
+		lost, err = l.link.settle(ctx, l.owner, l.epochs(), l.unconfirmed, l.keep, followers)
+	} else {
+		err = l.link.confirm(ctx, l.unconfirmed, l.keep)
+	}
+	if err != nil {
+		return fmt.Errorf("delete %d confirmed messages, defer %d: %w", len(l.unconfirmed), len(followers), err)
 	}
 	l.unconfirmed = nil
+	l.lose(lost)
 	return nil
+}
+
+func (l *lane) epochs() map[int16]int64 {
+	epochs := make(map[int16]int64, len(l.shards))
+	for _, s := range l.shards {
+		epochs[s.shard] = s.epoch
+	}
+	return epochs
+}
+
+// lose drops shards that somebody else owns now.
+func (l *lane) lose(lost []int16) {
+	if len(lost) > 0 {
+		l.shards = slices.DeleteFunc(l.shards, func(s *shard) bool { return slices.Contains(lost, s.shard) })
+		l.roster.poke()
+	}
 }
 
 // apply makes a change of state and keeps the lane's memory in step with it.
@@ -373,11 +392,7 @@ func (l *lane) apply(ctx context.Context, c change) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleLimit)
 	defer cancel()
-	epochs := make(map[int16]int64, len(l.shards))
-	for _, s := range l.shards {
-		epochs[s.shard] = s.epoch
-	}
-	done, err := l.link.apply(ctx, l.owner, epochs, c)
+	done, err := l.link.apply(ctx, l.owner, l.epochs(), c)
 	if err != nil {
 		return fmt.Errorf("record failures: %w", err)
 	}
@@ -398,10 +413,7 @@ func (l *lane) apply(ctx context.Context, c change) error {
 			l.more = true
 		}
 	}
-	if len(done.lost) > 0 {
-		l.shards = slices.DeleteFunc(l.shards, func(s *shard) bool { return slices.Contains(done.lost, s.shard) })
-		l.roster.poke()
-	}
+	l.lose(done.lost)
 	return nil
 }
 

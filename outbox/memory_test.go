@@ -354,6 +354,25 @@ func (s *memory) nextDue(_ context.Context, of []int16) (time.Duration, bool, er
 func (s *memory) confirm(_ context.Context, confirmed []found, keep bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.remove(confirmed, keep)
+	return nil
+}
+
+func (s *memory) settle(_ context.Context, owner uuid.UUID, epochs map[int16]int64, confirmed []found, keep bool, followers []found) (lost []int16, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.remove(confirmed, keep)
+	var c change
+	for _, f := range followers {
+		if m := s.hot[f.origin()]; m == nil || m.ID == f.message {
+			c.deferred = append(c.deferred, failure{ref: f.ref})
+		}
+	}
+	done, err := s.change(owner, epochs, c)
+	return done.lost, err
+}
+
+func (s *memory) remove(confirmed []found, keep bool) {
 	for _, r := range confirmed {
 		at := r.origin()
 		for _, from := range []map[ref]*memoryMessage{s.hot, s.deferred, s.dead} {
@@ -367,7 +386,6 @@ func (s *memory) confirm(_ context.Context, confirmed []found, keep bool) error 
 			delete(from, at)
 		}
 	}
-	return nil
 }
 
 func (s *memory) sentDays(context.Context) error { return nil }
@@ -400,6 +418,10 @@ var errBroken = errors.New("the store's rules do not allow it")
 func (s *memory) apply(_ context.Context, owner uuid.UUID, epochs map[int16]int64, c change) (outcome, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.change(owner, epochs, c)
+}
+
+func (s *memory) change(owner uuid.UUID, epochs map[int16]int64, c change) (outcome, error) {
 	var done outcome
 	for _, i := range c.shards() {
 		if at := s.shards[i]; at.owner != owner || at.epoch != epochs[i] {
@@ -419,13 +441,7 @@ func (s *memory) apply(_ context.Context, owner uuid.UUID, epochs map[int16]int6
 			s.keys[h.keyRef] = &memoryBlock{never, "dead", h.id}
 		}
 	}
-	gone := c.deferred
-	for _, f := range c.followers {
-		if m := s.hot[f.origin()]; m != nil && m.ID == f.message {
-			gone = append(gone, failure{ref: f.ref})
-		}
-	}
-	for _, f := range gone {
+	for _, f := range c.deferred {
 		at := f.origin()
 		m := s.hot[at]
 		if m == nil {

@@ -111,17 +111,18 @@ func (p *postgres) connect(ctx context.Context) (link, error) {
 	if err != nil {
 		return nil, err
 	}
+	nameColumns(conn.Conn().TypeMap())
 	return &postgresLink{postgres: p, conn: conn, q: db.New(p.schema.On(conn))}, nil
 }
 
 // postgresLink is one connection of the relay's.
 type postgresLink struct {
 	*postgres
-	conn   *pgxpool.Conn
-	q      *db.Queries
-	large  bool // a payload of the last answer was larger than a row's share of the bytes
-	turn   int  // which shard is the first in the next question
-	expect int  // rows of the next answer
+	conn  *pgxpool.Conn
+	q     *db.Queries
+	large bool // a payload of the last answer was larger than a row's share of the bytes
+	turn  int  // which shard is the first in the next question
+	hot   hotRows
 }
 
 // close ends the connection, for it is closed because something failed on it, or because the relay stops.
@@ -166,50 +167,37 @@ func (l *postgresLink) look(ctx context.Context, owner uuid.UUID) (surroundings,
 	return s, err
 }
 
-// poll asks without the sum over the answer for as long as no payload is larger than a row's share of the bytes.
+// poll asks without the sum over the answer for as long as no payload is larger than a row's share of the bytes. The shards
+// are asked for in order; where the sum bounds the answer, another one comes first each time.
 func (l *postgresLink) poll(ctx context.Context, from []cursor, bytes int64) ([]row, error) {
-	shards, floors, limits := make([]int16, len(from)), make([]int64, len(from)), make([]int32, len(from))
 	most := int64(1)
-	l.turn++
-	for i := range from {
-		c := from[(i+l.turn)%len(from)]
-		shards[i], floors[i], limits[i] = c.shard, c.floor, c.limit
+	for _, c := range from {
 		most += int64(c.limit)
 	}
 	share := min(bytes/most, math.MaxInt32)
 	if !l.large {
-		rows, err := l.hot(ctx, db.Poll, int32(share), shards, floors, limits, l.channel)
-		l.large = slices.ContainsFunc(rows, func(r row) bool { return r.Payload == nil })
+		shards, floors, limits := asked(from, 0)
+		err := l.hot.read(ctx, l, db.Poll, int32(share), shards, floors, limits, l.channel)
+		l.large = slices.ContainsFunc(l.hot.rows, func(r row) bool { return r.Payload == nil })
 		if err != nil || !l.large {
-			return rows, err
+			return l.hot.rows, err
 		}
 	}
-	rows, err := l.hot(ctx, db.PollBounded, shards, floors, limits, l.channel, bytes)
-	l.large = slices.ContainsFunc(rows, func(r row) bool { return int64(len(r.Payload)) > share })
-	return rows, err
+	l.turn++
+	shards, floors, limits := asked(from, l.turn)
+	err := l.hot.read(ctx, l, db.PollBounded, shards, floors, limits, l.channel, bytes)
+	l.large = slices.ContainsFunc(l.hot.rows, func(r row) bool { return int64(len(r.Payload)) > share })
+	return l.hot.rows, err
 }
 
-// hot makes rows of what is read from the hot table, without what sqlc would allocate in between: this is the hot path.
-func (l *postgresLink) hot(ctx context.Context, sql string, args ...any) ([]row, error) {
-	answer, err := l.schema.On(l.conn).Query(ctx, sql, args...)
-	if err != nil {
-		return nil, err
+// asked lists the columns of a question, beginning with the cursor at turn.
+func asked(from []cursor, turn int) (shards []int16, floors []int64, limits []int32) {
+	shards, floors, limits = make([]int16, len(from)), make([]int64, len(from)), make([]int32, len(from))
+	for i := range from {
+		c := from[(i+turn)%len(from)]
+		shards[i], floors[i], limits[i] = c.shard, c.floor, c.limit
 	}
-	defer answer.Close()
-	rows := make([]row, 0, l.expect)
-	var id pgtype.UUID
-	var encoded pgtype.DriverBytes // valid until the next row
-	for answer.Next() {
-		rows = append(rows, row{Record: Record{Message: Message{Channel: l.channel}, Attempt: 1}})
-		r := &rows[len(rows)-1]
-		if err := answer.Scan(&r.place, &r.id, &r.EnqueuedAt, &id, &r.shard, &r.Key, &r.Topic, &r.ContentType, &encoded, &r.Payload); err != nil {
-			return nil, err
-		}
-		r.ID, r.Position = id.Bytes, r.id
-		r.setHeaders(encoded)
-	}
-	l.expect = min(len(rows)+len(rows)/8, 1<<12)
-	return rows, answer.Err()
+	return shards, floors, limits
 }
 
 func (l *postgresLink) due(ctx context.Context, shards []int16, keys, perKey int, bytes int64) ([]row, error) {
@@ -241,7 +229,7 @@ func (l *postgresLink) row(at ref, r db.DueDeferredRow) row {
 		Message:  Message{ID: r.MessageID.Bytes, Channel: l.channel, Topic: r.Topic, Key: r.Key, ContentType: r.ContentType, Payload: r.Payload},
 		Position: at.id, EnqueuedAt: r.CreatedAt, Attempt: int(r.Attempts) + 1,
 	}}
-	out.setHeaders(r.Headers)
+	out.setHeaders(string(r.Headers))
 	return out
 }
 
@@ -282,12 +270,27 @@ func (l *postgresLink) moveScheduled(ctx context.Context, atMost int) (int, time
 // confirm deletes messages from where they were read. What is missing there is looked for by its position, in hot, then among
 // the deferred, of which some were read; the last look is for what a later owner declared dead.
 func (l *postgresLink) confirm(ctx context.Context, confirmed []found, keep bool) error {
-	n, err := l.confirmAt(ctx, confirmed, keep)
-	left := int64(len(confirmed)) - n
-	if err != nil || left == 0 {
-		return err
+	left := int64(len(confirmed))
+	if at := placed(confirmed); len(at) > 0 {
+		tag, err := l.schema.On(l.conn).Exec(ctx, removal(keep), places(at), positions(at), messageIDs(at))
+		if left -= tag.RowsAffected(); err != nil || left == 0 {
+			return err
+		}
 	}
-	p := l.positions(confirmed)
+	return l.confirmElsewhere(ctx, confirmed, keep, left)
+}
+
+// removal is the statement that removes messages from where they were read.
+func removal(keep bool) string {
+	if keep {
+		return db.KeepAt
+	}
+	return db.DeleteAt
+}
+
+// confirmElsewhere deletes messages by their positions, of which some are left.
+func (l *postgresLink) confirmElsewhere(ctx context.Context, confirmed []found, keep bool, left int64) error {
+	p := l.byPosition(confirmed)
 	if keep {
 		_, err := l.q.KeepConfirmed(ctx, db.KeepConfirmedParams(p))
 		return err
@@ -305,24 +308,7 @@ func (l *postgresLink) confirm(ctx context.Context, confirmed []found, keep bool
 	return nil
 }
 
-func (l *postgresLink) confirmAt(ctx context.Context, confirmed []found, keep bool) (int64, error) {
-	var p db.DeleteAtParams
-	p.Places, p.Ids, p.MessageIds = make([]pgtype.TID, 0, len(confirmed)), make([]int64, 0, len(confirmed)), make([]pgtype.UUID, 0, len(confirmed))
-	for i := range confirmed {
-		if c := &confirmed[i]; c.place.Valid {
-			p.Places, p.Ids, p.MessageIds = append(p.Places, c.place), append(p.Ids, c.id), append(p.MessageIds, pgID(c.message))
-		}
-	}
-	switch {
-	case len(p.Places) == 0:
-		return 0, nil
-	case keep:
-		return l.q.KeepAt(ctx, db.KeepAtParams(p))
-	}
-	return l.q.DeleteAt(ctx, p)
-}
-
-func (l *postgresLink) positions(confirmed []found) db.DeleteConfirmedParams {
+func (l *postgresLink) byPosition(confirmed []found) db.DeleteConfirmedParams {
 	p := db.DeleteConfirmedParams{Channel: l.channel}
 	for _, c := range confirmed {
 		p.Shards, p.Ids, p.MessageIds = append(p.Shards, c.shard), append(p.Ids, c.id), append(p.MessageIds, pgID(c.message))
@@ -340,11 +326,6 @@ func columns(refs []ref) (shards []int16, ids []int64) {
 // apply: the fence first, then every change in a fresh statement, for the shards that passed it.
 func (l *postgresLink) apply(ctx context.Context, owner uuid.UUID, epochs map[int16]int64, c change) (outcome, error) {
 	var done outcome
-	if c.onlyFollowers() {
-		lost, err := l.moveFollowers(ctx, owner, epochs, &c)
-		return outcome{lost: lost}, err
-	}
-	c.byPosition()
 	err := pgx.BeginTxFunc(ctx, l.conn, readCommitted, func(tx pgx.Tx) error {
 		q := db.New(l.schema.On(tx))
 		lost, err := l.fence(ctx, q, owner, epochs, &c)
@@ -365,56 +346,60 @@ func (l *postgresLink) apply(ctx context.Context, owner uuid.UUID, epochs map[in
 	return done, err
 }
 
-// claimed is what c says of who owns the shards that it touches.
-func (l *postgresLink) claimed(owner uuid.UUID, epochs map[int16]int64, c *change) db.FenceParams {
-	p := db.FenceParams{Channel: l.channel, Owner: pgID(owner), Shards: c.shards()}
-	for _, s := range p.Shards {
+// claimed says which shards the owner believes to hold.
+func (l *postgresLink) claimed(owner uuid.UUID, epochs map[int16]int64, shards []int16) db.FenceParams {
+	p := db.FenceParams{Channel: l.channel, Owner: pgID(owner), Shards: shards}
+	for _, s := range shards {
 		p.Epochs = append(p.Epochs, epochs[s])
 	}
 	return p
 }
 
-// moveFollowers is the change that a round of a shard with a blocked key begins with, so it is one round trip: what follows the
-// fence asks again who owns the shard. Messages that do not lie any more where they were read are moved by their positions.
-func (l *postgresLink) moveFollowers(ctx context.Context, owner uuid.UUID, epochs map[int16]int64, c *change) (lost []int16, err error) {
-	p := l.claimed(owner, epochs, c)
-	var at db.DeleteAtParams
-	for _, f := range c.followers {
-		at.Places, at.Ids, at.MessageIds = append(at.Places, f.place), append(at.Ids, f.id), append(at.MessageIds, pgID(f.message))
+// settle ends a round in which some shard has a blocked key, so it is one round trip and one transaction. The shards' rows are
+// locked before those of messages, as in apply. Messages that do not lie any more where they were read are gone through
+// by their positions, and if a shard was lost, so is what was to move there.
+func (l *postgresLink) settle(ctx context.Context, owner uuid.UUID, epochs map[int16]int64, confirmed []found, keep bool, followers []found) (lost []int16, err error) {
+	rest := change{deferred: make([]failure, len(followers))}
+	for i, f := range followers {
+		rest.deferred[i].ref = f.ref
 	}
-	var kept []int16
-	var moved int64
+	p := l.claimed(owner, epochs, rest.shards())
+	var removed, moved int64
 	batch := new(pgx.Batch)
 	batch.BeginTx(readCommitted)
-	batch.Queue(l.schema.Rewrite(db.Fence), p.Channel, p.Owner, p.Shards, p.Epochs).Query(func(rows pgx.Rows) (err error) {
-		kept, err = pgx.CollectRows(rows, pgx.RowTo[int16])
-		return err
-	})
-	batch.Queue(l.schema.Rewrite(db.MoveFollowers), p.Channel, p.Owner, p.Shards, p.Epochs, at.Places, at.Ids, at.MessageIds).Exec(func(tag pgconn.CommandTag) error {
-		moved = tag.RowsAffected()
-		return nil
-	})
+	batch.Queue(l.schema.Rewrite(db.MoveFollowers), p.Channel, p.Owner, p.Shards, p.Epochs,
+		places(followers), positions(followers), messageIDs(followers)).Exec(counted(&moved))
+	if at := placed(confirmed); len(at) > 0 {
+		batch.Queue(l.schema.Rewrite(removal(keep)), places(at), positions(at), messageIDs(at)).Exec(counted(&removed))
+	}
 	batch.Queue(schema.Commit)
 	results := l.conn.SendBatch(ctx, batch)
 	tx := results.Tx()
 	if err := results.Close(); err != nil {
 		return nil, errors.Join(err, tx.Rollback(ctx))
 	}
-	lost = slices.DeleteFunc(p.Shards, func(s int16) bool { return slices.Contains(kept, s) })
-	if len(lost) > 0 {
-		*c = c.without(lost)
+	if left := int64(len(confirmed)) - removed; left > 0 {
+		if err := l.confirmElsewhere(ctx, confirmed, keep, left); err != nil {
+			return nil, err
+		}
 	}
-	if int(moved) == len(c.followers) {
-		return lost, nil
+	if int(moved) == len(followers) {
+		return nil, nil
 	}
-	c.byPosition()
-	done, err := l.apply(ctx, owner, epochs, *c)
-	return append(lost, done.lost...), err
+	done, err := l.apply(ctx, owner, epochs, rest)
+	return done.lost, err
+}
+
+func counted(n *int64) func(pgconn.CommandTag) error {
+	return func(tag pgconn.CommandTag) error {
+		*n = tag.RowsAffected()
+		return nil
+	}
 }
 
 // fence locks the shards that c touches, and takes out of c what concerns shards that are lost.
 func (l *postgresLink) fence(ctx context.Context, q *db.Queries, owner uuid.UUID, epochs map[int16]int64, c *change) ([]int16, error) {
-	p := l.claimed(owner, epochs, c)
+	p := l.claimed(owner, epochs, c.shards())
 	kept, err := q.Fence(ctx, p)
 	if err != nil {
 		return nil, err

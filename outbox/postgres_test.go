@@ -118,7 +118,7 @@ func TestA3_AFollowerWithoutABlockedKeyIsImpossible(t *testing.T) {
 	s.put(t, "a", "a1", "a2")
 	rows := s.poll(t, 10, 1<<20, 0)
 	epochs := epochsOf(s.look(t, owner))
-	_, err := s.link.apply(t.Context(), owner, epochs, change{followers: []found{{rows[1].ref, rows[1].ID, rows[1].place}}})
+	_, err := s.link.settle(t.Context(), owner, epochs, []found{{rows[0].ref, rows[0].ID, rows[0].place}}, false, []found{{rows[1].ref, rows[1].ID, rows[1].place}})
 	if pg := (*pgconn.PgError)(nil); !errors.As(err, &pg) || pg.Code != "23503" {
 		t.Fatalf("a follower without its key's row: %v", err)
 	}
@@ -211,13 +211,12 @@ func TestA3_FollowersAreMovedFromWhereverTheyLie(t *testing.T) {
 	_, s, owner := ownedStore(t)
 	s.put(t, "a", "a1", "a2", "a3", "a4")
 	a, epochs := s.poll(t, 10, 1<<20, 0), epochsOf(s.look(t, owner))
-	apply := func(c change) {
-		t.Helper()
-		_, err := s.link.apply(t.Context(), owner, epochs, c)
-		must(t, err)
-	}
-	apply(change{block: []blocked{{a[0].keyRef(), 0}}, deferred: []failure{{ref: a[0].ref, attempts: 1, text: "x"}}})
-	apply(change{followers: []found{{a[1].ref, a[1].ID, a[2].place}, {a[3].ref, a[3].ID, a[3].place}}})
+	_, err := s.link.apply(t.Context(), owner, epochs, change{
+		block: []blocked{{a[0].keyRef(), 0}}, deferred: []failure{{ref: a[0].ref, attempts: 1, text: "x"}},
+	})
+	must(t, err)
+	_, err = s.link.settle(t.Context(), owner, epochs, nil, false, []found{{a[1].ref, a[1].ID, a[2].place}, {a[3].ref, a[3].ID, a[3].place}})
+	must(t, err)
 	expect(t, "hot", []string{"a3"}, texts(s.poll(t, 10, 1<<20, 0)))
 	expect(t, "deferred", []string{"a1", "a2", "a4"}, s.due(t))
 }

@@ -233,6 +233,10 @@ func (w *slow) confirm(ctx context.Context, c []found, keep bool) error {
 	return effect(w, func() error { return w.memory.confirm(ctx, c, keep) })
 }
 
+func (w *slow) settle(ctx context.Context, o uuid.UUID, e map[int16]int64, c []found, keep bool, f []found) ([]int16, error) {
+	return pass(w, func() ([]int16, error) { return w.memory.settle(ctx, o, e, c, keep, f) })
+}
+
 func (w *slow) moveScheduled(ctx context.Context, atMost int) (moved int, nextIn time.Duration, err error) {
 	moved, err = pass(w, func() (n int, err error) {
 		n, nextIn, err = w.memory.moveScheduled(ctx, atMost)

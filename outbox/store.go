@@ -43,7 +43,7 @@ type link interface {
 	// look tells what the relay holds and who else is there.
 	look(ctx context.Context, owner uuid.UUID) (surroundings, error)
 
-	// poll reads messages above the floors, in order of shard and position.
+	// poll reads messages above the floors, in order of shard and position. The rows are the link's again when it polls next.
 	poll(ctx context.Context, from []cursor, bytes int64) ([]row, error)
 	// blocked lists the blocked keys of shards.
 	blocked(ctx context.Context, shards []int16) ([]keyRef, error)
@@ -61,6 +61,9 @@ type link interface {
 	confirm(ctx context.Context, confirmed []found, keep bool) error
 	// moveScheduled gives due messages their place in hot, and tells how many, and when the next is due.
 	moveScheduled(ctx context.Context, atMost int) (moved int, nextIn time.Duration, err error)
+	// settle removes messages as confirm does, and moves followers, in the shards that are still held under the epochs given,
+	// behind what failed before them. It tells which shards are not held.
+	settle(ctx context.Context, owner uuid.UUID, epochs map[int16]int64, confirmed []found, keep bool, followers []found) (lost []int16, err error)
 	// apply makes a change of state in the shards that are still held under the epochs given, and tells which are not.
 	apply(ctx context.Context, owner uuid.UUID, epochs map[int16]int64, c change) (outcome, error)
 
@@ -143,15 +146,14 @@ func (r *row) keyRef() keyRef { return keyRef{r.shard, r.Key} }
 // change is a change of state of one or more shards. It happens as a whole or not at all, but for shards that are lost.
 // A message and a key stand in it once.
 type change struct {
-	followers []found   // leave hot for deferred, behind what failed
-	deferred  []failure // fail, and leave hot for deferred
-	failed    []failure // fail again in deferred
-	buried    []failure // become dead
-	block     []blocked // keys that wait until a time
-	hold      []held    // keys that wait for an operator
-	unblock   []keyRef  // keys that may flow if nothing is left behind them
-	probes    []probe   // messages that are about to be tried, of shards on probation
-	clean     []int16   // shards whose probation has ended
+	deferred []failure // fail, and leave hot for deferred
+	failed   []failure // fail again in deferred
+	buried   []failure // become dead
+	block    []blocked // keys that wait until a time
+	hold     []held    // keys that wait for an operator
+	unblock  []keyRef  // keys that may flow if nothing is left behind them
+	probes   []probe   // messages that are about to be tried, of shards on probation
+	clean    []int16   // shards whose probation has ended
 }
 
 type failure struct {
@@ -167,25 +169,7 @@ type blocked struct {
 }
 
 func (c *change) empty() bool {
-	return len(c.followers) == 0 && c.besides() == 0
-}
-
-// besides counts what changes beside the followers.
-func (c *change) besides() int {
-	return len(c.deferred) + len(c.failed) + len(c.buried) + len(c.block) + len(c.hold) + len(c.unblock) + len(c.probes) + len(c.clean)
-}
-
-// onlyFollowers says that nothing else changes.
-func (c *change) onlyFollowers() bool {
-	return len(c.followers) > 0 && c.besides() == 0
-}
-
-// byPosition makes followers messages that are moved by their positions, wherever they lie.
-func (c *change) byPosition() {
-	for _, f := range c.followers {
-		c.deferred = append(c.deferred, failure{ref: f.ref})
-	}
-	c.followers = nil
+	return len(c.deferred)+len(c.failed)+len(c.buried)+len(c.block)+len(c.hold)+len(c.unblock)+len(c.probes)+len(c.clean) == 0
 }
 
 // held is a key that a dead message holds.
@@ -216,7 +200,6 @@ func (c *change) without(lost []int16) change {
 
 // each calls keep with the shard of every entry, and drops the entries for which it says no.
 func (c *change) each(keep func(shard int16) bool) {
-	filter(&c.followers, func(f found) bool { return keep(f.shard) })
 	filter(&c.deferred, func(f failure) bool { return keep(f.shard) })
 	filter(&c.failed, func(f failure) bool { return keep(f.shard) })
 	filter(&c.buried, func(f failure) bool { return keep(f.shard) })

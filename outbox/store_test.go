@@ -122,7 +122,7 @@ func (s contractStore) poll(t *testing.T, limit int32, bytes, floor int64) []row
 	}
 	rows, err := s.link.poll(t.Context(), from, bytes)
 	must(t, err)
-	return rows
+	return slices.Clone(rows)
 }
 
 func texts(rows []row) []string {
@@ -301,11 +301,23 @@ func TestStoreKeepsBlockedKeys(t *testing.T) {
 			deferred: []failure{{ref: a1.ref, attempts: 1, text: "refused", delay: time.Hour}, {ref: loose.ref, attempts: 1, text: "refused", delay: time.Hour}},
 		})
 		behind := []found{{a2.ref, a2.ID, a2.place}}
-		done, err := s.link.apply(t.Context(), owner, map[int16]int64{key.shard: 1 << 40}, change{followers: behind})
-		must(t, err)
-		expect(t, "lost, of another epoch", []int16{key.shard}, done.lost)
+		settle := func(epoch int64, confirmed, followers []found) []int16 {
+			t.Helper()
+			lost, err := s.link.settle(t.Context(), owner, map[int16]int64{key.shard: epoch}, confirmed, false, followers)
+			must(t, err)
+			return lost
+		}
+		s.put(t, "", "sent", "sent and moved")
+		sent := map[string]found{}
+		for _, r := range s.poll(t, 10, 1<<20, 0) {
+			sent[string(r.Payload)] = found{r.ref, r.ID, r.place}
+		}
+		elsewhere := sent["sent and moved"]
+		elsewhere.place = sent["sent"].place
+		expect(t, "lost, of another epoch", []int16{key.shard}, settle(1<<40, []found{sent["sent"], elsewhere}, behind))
 		expect(t, "hot, before what comes behind is moved", []string{"a2", "a3"}, texts(s.poll(t, 10, 1<<20, 0)))
-		apply(change{followers: behind})
+		epoch := epochsOf(s.look(t, owner))[key.shard]
+		expect(t, "lost", 0, len(settle(epoch, nil, behind)))
 		expect(t, "hot", []string{"a3"}, texts(s.poll(t, 10, 1<<20, 0)))
 		expect(t, "due", []string{}, s.due(t))
 		in, some, err := s.link.nextDue(t.Context(), allShards())
@@ -317,7 +329,8 @@ func TestStoreKeepsBlockedKeys(t *testing.T) {
 		must(t, err)
 		expect(t, "blocked", []keyRef{key}, keys)
 
-		apply(change{block: []blocked{{key, 0}}, followers: []found{{a3.ref, a3.ID, a3.place}}})
+		apply(change{block: []blocked{{key, 0}}})
+		expect(t, "lost", 0, len(settle(epoch, nil, []found{{a3.ref, a3.ID, a3.place}})))
 		time.Sleep(2 * time.Millisecond)
 		expect(t, "due once it is time", []string{"a1", "a2", "a3"}, s.due(t))
 		due, err := s.link.due(t.Context(), allShards(), 100, 2, 1<<20)

@@ -82,6 +82,6 @@ func (l *lane) peekOn(ctx context.Context, resolved int64) (sent bool, err error
 		return false, nil
 	}
 	l.more = true
-	_, err = l.publishAndSettle(ctx, free[:min(len(free), trialSize)])
+	_, err = l.publishAndSettle(ctx, free[:min(len(free), trialSize)], nil)
 	return true, err
 }

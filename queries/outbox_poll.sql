@@ -23,8 +23,8 @@ where l.locktype = 'relation' and l.mode = 'RowExclusiveLock'
 -- payload_max comes as null, so that the answer is bounded by the product: a running sum over the answer costs as much
 -- again as the read itself. Who gets such a null asks PollBounded. place is where the row lies; rows are never updated here,
 -- so it is the shortest way back to them, see DeleteAt.
-select m.place, m.id, m.created_at, m.message_id, m.shard, coalesce(m.key, '')::text as key, m.topic,
-       coalesce(m.content_type, '')::text as content_type, m.headers,
+select m.place, m.id, m.created_at, m.message_id, m.shard, m.key, m.topic,
+       m.content_type, m.headers,
        (case when octet_length(m.payload) <= @payload_max::integer then m.payload end)::bytea as payload
 from rows from (unnest(@shards::smallint[]), unnest(@floors::bigint[]), unnest(@limits::integer[])) as s (shard, floor, row_limit)
 cross join lateral (
@@ -32,8 +32,7 @@ cross join lateral (
     from commitbox.outbox_message o
     where o.channel = @channel and o.shard = s.shard and o.id > s.floor
     order by o.id limit s.row_limit
-) m
-order by m.shard, m.id;
+) m;
 
 -- name: PollBounded :many
 -- Poll for messages of any size. The running sum bounds the bytes of the whole answer without detoasting, cutting every

@@ -84,13 +84,15 @@ select g.id, g.created_at, g.message_id, g.shard, u.attempts, g.channel, g.key, 
 from gone g join u on u.shard = g.shard and u.id = g.id;
 
 -- name: MoveFollowers :execrows
--- DeferMessages for what comes behind a failed message, from where it was read: there is no error to record. It travels with the
--- fence, so it does not know yet what that found; the shards' rows are looked at again, and while they are locked the answer
--- is the same. By ctid, position and id compared, as in DeleteAt; what is missing is looked for by DeferMessages.
+-- DeferMessages for what comes behind a failed message, from where it was read: there is no error to record. It is its own fence:
+-- it locks the shards' rows, and behind a takeover they are looked at again. So its look at the messages may be older than
+-- its lock; nobody else changes them under this epoch, what an operator removed meanwhile is not there, and a key that he freed
+-- fails the foreign key. By ctid, position and id compared, as in DeleteAt; what is missing is looked for by DeferMessages.
 with held as materialized (
     select s.shard from commitbox.outbox_shard s
     where s.channel = @channel and s.owner = @owner::uuid
       and (s.shard, s.epoch) in (select f.shard, f.epoch from rows from (unnest(@shards::smallint[]), unnest(@epochs::bigint[])) as f (shard, epoch))
+    order by s.shard for no key update
 ), gone as (
     delete from commitbox.outbox_message m
     where m.ctid = any (array(select unnest(@places::tid[])))

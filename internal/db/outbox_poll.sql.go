@@ -257,8 +257,8 @@ func (q *Queries) OpenWriters(ctx context.Context) ([]OpenWritersRow, error) {
 }
 
 const Poll = `-- name: Poll :many
-select m.place, m.id, m.created_at, m.message_id, m.shard, coalesce(m.key, '')::text as key, m.topic,
-       coalesce(m.content_type, '')::text as content_type, m.headers,
+select m.place, m.id, m.created_at, m.message_id, m.shard, m.key, m.topic,
+       m.content_type, m.headers,
        (case when octet_length(m.payload) <= $1::integer then m.payload end)::bytea as payload
 from rows from (unnest($2::smallint[]), unnest($3::bigint[]), unnest($4::integer[])) as s (shard, floor, row_limit)
 cross join lateral (
@@ -267,7 +267,6 @@ cross join lateral (
     where o.channel = $5 and o.shard = s.shard and o.id > s.floor
     order by o.id limit s.row_limit
 ) m
-order by m.shard, m.id
 `
 
 type PollParams struct {
@@ -284,9 +283,9 @@ type PollRow struct {
 	CreatedAt   time.Time
 	MessageID   pgtype.UUID
 	Shard       int16
-	Key         string
+	Key         pgtype.Text
 	Topic       string
-	ContentType string
+	ContentType pgtype.Text
 	Headers     []byte
 	Payload     []byte
 }

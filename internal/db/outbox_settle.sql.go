@@ -412,6 +412,7 @@ with held as materialized (
     select s.shard from commitbox.outbox_shard s
     where s.channel = $1 and s.owner = $2::uuid
       and (s.shard, s.epoch) in (select f.shard, f.epoch from rows from (unnest($3::smallint[]), unnest($4::bigint[])) as f (shard, epoch))
+    order by s.shard for no key update
 ), gone as (
     delete from commitbox.outbox_message m
     where m.ctid = any (array(select unnest($5::tid[])))
@@ -433,9 +434,10 @@ type MoveFollowersParams struct {
 	MessageIds []pgtype.UUID
 }
 
-// DeferMessages for what comes behind a failed message, from where it was read: there is no error to record. It travels with the
-// fence, so it does not know yet what that found; the shards' rows are looked at again, and while they are locked the answer
-// is the same. By ctid, position and id compared, as in DeleteAt; what is missing is looked for by DeferMessages.
+// DeferMessages for what comes behind a failed message, from where it was read: there is no error to record. It is its own fence:
+// it locks the shards' rows, and behind a takeover they are looked at again. So its look at the messages may be older than
+// its lock; nobody else changes them under this epoch, what an operator removed meanwhile is not there, and a key that he freed
+// fails the foreign key. By ctid, position and id compared, as in DeleteAt; what is missing is looked for by DeferMessages.
 func (q *Queries) MoveFollowers(ctx context.Context, arg MoveFollowersParams) (int64, error) {
 	result, err := q.db.Exec(ctx, MoveFollowers,
 		arg.Channel,
