@@ -49,28 +49,43 @@ func business(pool *pgxpool.Pool, announce func(context.Context, pgx.Tx) error) 
 	}
 }
 
+// businessQueued is business with the message in the batch of the change.
+func businessQueued(pool *pgxpool.Pool) func(context.Context, int) error {
+	return func(ctx context.Context, _ int) error {
+		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			batch := new(pgx.Batch)
+			batch.Queue(insertBusiness, payload)
+			if _, err := outbox.Queue(ctx, batch, newMessage()); err != nil {
+				return err
+			}
+			return tx.SendBatch(ctx, batch).Close()
+		})
+	}
+}
+
 // BenchmarkOutboxEnqueue compares what a message costs its business transaction.
 func BenchmarkOutboxEnqueue(b *testing.B) {
 	db := startDatabase(b)
 	pool := db.pool(b, workers)
 	n := sized(300, 3_000, 10_000)
 	mill, jobs := newMill(b, pool), newJobs(b, db)
-	throughput := func(name string, announce func(context.Context, pgx.Tx) error) contender {
+	throughput := func(name string, do func(context.Context, int) error) contender {
 		return contender{name, func(b *testing.B) float64 {
 			run(b, pool, "truncate public.business, commitbox.outbox_message, peer.outbox_message, watermill_bench, river_job")
-			return perSecond(b, workers, n, business(pool, announce))
+			return perSecond(b, workers, n, do)
 		}}
 	}
-	const ours, raw, watermill, river = "Enqueue", "raw insert", "watermill-sql Publish", "River InsertTx"
-	f := interleave(b, turns(b), throughput(ours, enqueue), throughput(raw, insertMessage),
-		throughput(watermill, mill.publish), throughput(river, jobs.insert))
+	const ours, queued, raw, watermill, river = "Enqueue", "Queue", "raw insert", "watermill-sql Publish", "River InsertTx"
+	f := interleave(b, turns(b), throughput(ours, business(pool, enqueue)), throughput(queued, businessQueued(pool)),
+		throughput(raw, business(pool, insertMessage)), throughput(watermill, business(pool, mill.publish)), throughput(river, business(pool, jobs.insert)))
 	r := newReport(b, db, "Outbox: business transaction with one message",
 		fmt.Sprintf("%d transactions per round, %d rounds, %d writers, payload and business row of %d bytes", n, turns(b), workers, payloadLen),
 		"each: begin, business insert, the same message (topic, key, content type, a header, payload), commit",
-		"raw insert: the row of Enqueue, in the same table",
+		"raw insert: the row of Enqueue, in the same table; Queue: the message in one round trip with the business insert",
 		"watermill-sql "+versionOf(b, watermillModule)+": queue adapter; River "+versionOf(b, riverModule))
 	r.figures("tx/s", f)
 	r.atLeast("Enqueue / raw insert", f.ratio(ours, raw), 0.95)
+	r.atLeast("Queue / watermill-sql", f.ratio(queued, watermill), 1)
 	r.atLeast("Enqueue / watermill-sql", f.ratio(ours, watermill), 1)
 	r.atLeast("Enqueue / River", f.ratio(ours, river), 1)
 	r.print()

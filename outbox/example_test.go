@@ -4,8 +4,24 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/commitbox/commitbox/outbox"
 )
+
+// A change and the message that announces it, in one transaction and one round trip.
+func ExampleQueue() {
+	pay := func(ctx context.Context, pool *pgxpool.Pool, order string) error {
+		batch := new(pgx.Batch)
+		batch.Queue("update orders set paid = true where id = $1", order)
+		if _, err := outbox.Queue(ctx, batch, outbox.Message{Topic: "orders.paid", Key: order}); err != nil {
+			return err
+		}
+		return pool.SendBatch(ctx, batch).Close() // a transaction of its own; in one that is open: tx.SendBatch
+	}
+	_ = pay
+}
 
 // span is what a tracing library has: here the trace context of a piece of work, and the one it is linked to.
 type span struct{ traceparent, tracestate, link string }

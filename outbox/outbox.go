@@ -108,11 +108,7 @@ func (b *Box) Enqueue(ctx context.Context, tx pgx.Tx, messages ...Message) ([]uu
 	if len(messages) == 0 {
 		return nil, nil
 	}
-	var traced map[string]string
-	if b.cfg.Trace != nil {
-		traced = b.cfg.Trace(ctx)
-	}
-	ids, params, err := b.encode(messages, traced)
+	ids, params, err := b.prepare(ctx, messages)
 	if err != nil {
 		return nil, err
 	}
@@ -120,6 +116,15 @@ func (b *Box) Enqueue(ctx context.Context, tx pgx.Tx, messages ...Message) ([]uu
 		return nil, fmt.Errorf("outbox: enqueue %d messages, first id %s: %w", len(ids), ids[0], check.Ended(err))
 	}
 	return ids, nil
+}
+
+// prepare checks the messages, with the headers of the request in ctx, and lays them out as columns.
+func (b *Box) prepare(ctx context.Context, messages []Message) ([]uuid.UUID, columnsOf, error) {
+	var traced map[string]string
+	if b.cfg.Trace != nil {
+		traced = b.cfg.Trace(ctx)
+	}
+	return b.encode(messages, traced)
 }
 
 func (b *Box) store(ctx context.Context, q *db.Queries, p columnsOf) error {

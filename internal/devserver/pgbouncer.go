@@ -21,7 +21,9 @@ type PgBouncerOptions struct {
 }
 
 // StartPgBouncer starts a PgBouncer in transaction mode that asks for no
-// password. Its URL names the database of the target.
+// password. Its URL names the database of the target. If it ends by itself it is
+// started again: versions before 1.21 do when a cancel request meets an answer
+// ("server in bad state").
 func StartPgBouncer(ctx context.Context, o PgBouncerOptions) (*Server, error) {
 	target, err := url.Parse(o.Target)
 	if err != nil || target.Host == "" {
@@ -41,6 +43,7 @@ func StartPgBouncer(ctx context.Context, o PgBouncerOptions) (*Server, error) {
 		url:        through,
 		dir:        at.dir,
 		stopSignal: syscall.SIGTERM,
+		revive:     true,
 		ready:      func(ctx context.Context) error { return pingPostgres(ctx, through) },
 		command: command{
 			path:   path,

@@ -3,7 +3,9 @@ package devserver_test
 import (
 	"context"
 	"sync"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -36,6 +38,33 @@ func TestPgBouncerSharesServerConnections(t *testing.T) {
 	clients.Wait()
 	if len(pids) < 2 || len(pids) > 3 {
 		t.Errorf("12 clients used %d server connections, want 2 or 3", len(pids))
+	}
+}
+
+// TestPgBouncerThatEndsByItselfIsStartedAgain lets it end as a fault of its own would, and then by the starter's will.
+func TestPgBouncerThatEndsByItselfIsStartedAgain(t *testing.T) {
+	t.Parallel()
+	postgres := startPostgres(t, devserver.PostgresOptions{})
+	s, err := devserver.StartPgBouncer(t.Context(), devserver.PgBouncerOptions{Target: postgres.URL()})
+	stopAfter(t, s, err)
+	for range 2 {
+		pid := s.Pid()
+		must(t, syscall.Kill(pid, syscall.SIGKILL))
+		deadline := time.Now().Add(30 * time.Second)
+		for s.Pid() == pid {
+			if time.Now().After(deadline) {
+				t.Fatal("it was not started again")
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		if _, err := query(t.Context(), s.URL()+execMode, `SELECT 'there'`); err != nil {
+			t.Fatalf("after it was started again: %v", err)
+		}
+	}
+	must(t, s.Kill())
+	time.Sleep(200 * time.Millisecond)
+	if _, err := query(t.Context(), s.URL()+execMode, `SELECT 'there'`); err == nil {
+		t.Error("it was started again although it was to end")
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -24,8 +25,9 @@ type command struct {
 
 // process is a started command.
 type process struct {
-	pid  int
-	done chan struct{} // closed when the process has ended
+	pid   int
+	done  chan struct{} // closed when the process has ended
+	asked atomic.Bool   // it was asked to end
 }
 
 // endedProcess stands for a process that never came to life.
@@ -110,6 +112,7 @@ func (p *process) waitReady(ctx context.Context, ready func(context.Context) err
 
 // stop asks the process to end and kills it if it does not within stopTimeout.
 func (p *process) stop(sig syscall.Signal) error {
+	p.asked.Store(true)
 	if p.ended() {
 		return nil
 	}
@@ -124,6 +127,7 @@ func (p *process) stop(sig syscall.Signal) error {
 
 // kill ends the process and its descendants at once and waits for their end.
 func (p *process) kill() error {
+	p.asked.Store(true)
 	if p.ended() {
 		return nil
 	}

@@ -42,6 +42,7 @@ type Server struct {
 	node       rabbitNode
 	stopSignal syscall.Signal
 	ready      func(context.Context) error
+	revive     bool // it is started again if it ends unasked
 
 	mu      sync.Mutex
 	process *process
@@ -147,7 +148,21 @@ func (s *Server) start(ctx context.Context) error {
 		return errors.Join(err, p.kill())
 	}
 	s.process = p
+	if s.revive {
+		go s.reviveAfter(p)
+	}
 	return nil
+}
+
+// reviveAfter starts the server again when it ends although nobody asked it to.
+func (s *Server) reviveAfter(p *process) {
+	<-p.done
+	_ = s.whileKept(func() error { // who waits for it finds it missing
+		if p.asked.Load() || s.process != p {
+			return nil
+		}
+		return s.start(context.Background())
+	})
 }
 
 // logTail returns the end of a log file, for error messages.
