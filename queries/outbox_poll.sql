@@ -32,7 +32,8 @@ cross join lateral (
     from commitbox.outbox_message o
     where o.channel = @channel and o.shard = s.shard and o.id > s.floor
     order by o.id limit s.row_limit
-) m;
+) m
+order by m.shard, m.id;
 
 -- name: PollBounded :many
 -- Poll for messages of any size. The running sum bounds the bytes of the whole answer without detoasting, cutting every

@@ -267,6 +267,7 @@ cross join lateral (
     where o.channel = $5 and o.shard = s.shard and o.id > s.floor
     order by o.id limit s.row_limit
 ) m
+order by m.shard, m.id
 `
 
 type PollParams struct {
