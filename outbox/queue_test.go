@@ -79,7 +79,9 @@ func TestQueueRefusesBadInputAndLeavesTheBatch(t *testing.T) {
 	t.Parallel()
 	batch := new(pgx.Batch)
 	for what, queue := range map[string]func() ([]uuid.UUID, error){
-		"a message without a topic": func() ([]uuid.UUID, error) { return outbox.Queue(t.Context(), batch, message("k", "1"), outbox.Message{}) },
+		"a message without a topic": func() ([]uuid.UUID, error) {
+			return outbox.Queue(t.Context(), batch, message("k", "1"), outbox.Message{})
+		},
 		"a key that is too long": func() ([]uuid.UUID, error) {
 			return outbox.Queue(t.Context(), batch, outbox.Message{Topic: "t", Key: strings.Repeat("k", 513)})
 		},

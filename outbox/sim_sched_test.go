@@ -159,6 +159,8 @@ type slow struct {
 	s     *scheduler
 	a     *actor
 	fault float64 // percentage of answers that are lost
+
+	polled []row // the last answer of poll
 }
 
 func pass[T any](w *slow, op func() (T, error)) (T, error) {
@@ -209,8 +211,14 @@ func (w *slow) look(ctx context.Context, o uuid.UUID) (surroundings, error) {
 	return pass(w, func() (surroundings, error) { return w.memory.look(ctx, o) })
 }
 
+// poll writes over the rows of the poll before, as a link may.
 func (w *slow) poll(ctx context.Context, from []cursor, bytes int64) ([]row, error) {
-	return pass(w, func() ([]row, error) { return w.memory.poll(ctx, from, bytes) })
+	for i := range w.polled {
+		w.polled[i] = row{bad: errors.New("read by a poll before"), ref: ref{shard: -1}}
+	}
+	rows, err := pass(w, func() ([]row, error) { return w.memory.poll(ctx, from, bytes) })
+	w.polled = rows
+	return rows, err
 }
 
 func (w *slow) blocked(ctx context.Context, of []int16) ([]keyRef, error) {
