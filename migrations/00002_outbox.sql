@@ -149,20 +149,24 @@ create table commitbox.outbox_scheduled (
     autovacuum_vacuum_cost_delay = 0, vacuum_truncate = false);
 create index outbox_scheduled_message_id on commitbox.outbox_scheduled (message_id);
 
--- What a message may be, and its shard: that of its key, or of its id if it has none, whatever the writer says. A trigger, because
--- PostgreSQL keeps its expressions ready in every session, but reads the CHECKs and the generated columns of a table anew
--- from text in every statement that writes. A null where none may be is left to NOT NULL.
+-- What a message may be, and its shard: outbox_shard_of its key, or of its id if it has none, whatever the writer says. A trigger,
+-- because PostgreSQL keeps its expressions ready in every session, but reads the CHECKs and the generated columns of a table anew
+-- from text in every statement that writes. A null where none may be is left to NOT NULL. It runs as the writer, who may insert and
+-- nothing else, on his search path: so it calls no function of ours, and says of every other one, and of every operator, that it
+-- is PostgreSQL's.
 -- +goose StatementBegin
 create function commitbox.outbox_check() returns trigger language plpgsql as $$
 declare
     broken text := case
-        when octet_length(new.channel) not between 1 and 63 then 'outbox_channel'
-        when octet_length(new.topic) not between 1 and 255 then 'outbox_topic'
-        when octet_length(new.key) not between 1 and 512 then 'outbox_key'
-        when octet_length(new.content_type) not between 1 and 255 then 'outbox_content_type'
-        when jsonb_typeof(new.headers) <> 'object' or jsonb_path_exists(new.headers, 'strict $.* ? (@.type() != "string")') then 'outbox_headers'
-        when not isfinite(new.created_at) then 'outbox_created_at'
-        when new.id <= 0 then 'outbox_position'
+        when pg_catalog.octet_length(new.channel) operator(pg_catalog.<) 1 or pg_catalog.octet_length(new.channel) operator(pg_catalog.>) 63 then 'outbox_channel'
+        when pg_catalog.octet_length(new.topic) operator(pg_catalog.<) 1 or pg_catalog.octet_length(new.topic) operator(pg_catalog.>) 255 then 'outbox_topic'
+        when pg_catalog.octet_length(new.key) operator(pg_catalog.<) 1 or pg_catalog.octet_length(new.key) operator(pg_catalog.>) 512 then 'outbox_key'
+        when pg_catalog.octet_length(new.content_type) operator(pg_catalog.<) 1 or pg_catalog.octet_length(new.content_type) operator(pg_catalog.>) 255
+            then 'outbox_content_type'
+        when pg_catalog.jsonb_typeof(new.headers) operator(pg_catalog.<>) 'object'
+            or pg_catalog.jsonb_path_exists(new.headers, 'strict $.* ? (@.type() != "string")') then 'outbox_headers'
+        when not pg_catalog.isfinite(new.created_at) then 'outbox_created_at'
+        when new.id operator(pg_catalog.<=) 0 then 'outbox_position'
     end;
 begin
     if broken is not null then
@@ -170,8 +174,8 @@ begin
             using errcode = 'check_violation', constraint = broken, table = tg_table_name, schema = tg_table_schema,
                   hint = 'The limits are in the function outbox_check.';
     end if;
-    if tg_table_name = 'outbox_message' then
-        new.shard := commitbox.outbox_shard_of(coalesce(new.key, new.message_id::text));
+    if tg_table_name operator(pg_catalog.=) 'outbox_message' then
+        new.shard := (pg_catalog.hashtextextended(coalesce(new.key, new.message_id::pg_catalog.text) collate pg_catalog."C", 0) operator(pg_catalog.&) 63)::pg_catalog.int2;
     end if;
     return new;
 end $$;

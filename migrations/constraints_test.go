@@ -121,6 +121,8 @@ var refusals = []struct {
 
 	{"outbox_message", waiting, nil, ""},
 	{"outbox_message", waiting, columns{"key": "repeat('k', 512)", "topic": "repeat('t', 255)"}, ""},
+	{"outbox_message", waiting, columns{"channel": "repeat('c', 63)", "content_type": "repeat('c', 255)", "id": "1"}, ""},
+	{"outbox_message", waiting, columns{"channel": "'é'", "key": "'k'", "topic": "'t'", "content_type": "'c'"}, ""},
 	{"outbox_message", waiting, columns{"channel": "''"}, "outbox_channel"},
 	{"outbox_message", waiting, columns{"channel": "repeat('c', 64)"}, "outbox_channel"},
 	{"outbox_message", waiting, columns{"topic": "''"}, "outbox_topic"},
@@ -152,6 +154,7 @@ var refusals = []struct {
 	{"outbox_scheduled", later, columns{"headers": "'[]'"}, "outbox_headers"},
 	{"outbox_scheduled", later, columns{"headers": `'{"a": 1}'`}, "outbox_headers"},
 	{"outbox_scheduled", later, columns{"due_at": "'infinity'"}, "outbox_scheduled_due_at_check"},
+	{"outbox_scheduled", later, columns{"created_at": "'infinity'"}, "outbox_created_at"},
 	{"outbox_scheduled", later, columns{"headers": "'\"text\"'"}, "outbox_headers"},
 
 	{"outbox_channel", channel, columns{"dead_policy": "'hold'", "keep_days": "3650"}, ""},
