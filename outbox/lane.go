@@ -255,6 +255,10 @@ func (l *lane) serveHot(ctx context.Context) (worked bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	defer func() { // the next read may be far away
+		clear(rows)
+		clear(l.free)
+	}()
 	if sweeping {
 		l.nextSweep = started.Add(max(sweepEvery, 100*time.Since(started)))
 	}
@@ -300,7 +304,6 @@ func (l *lane) sweep() bool {
 
 // followers splits rows into those that may be published and the messages of blocked keys, which are to move behind their heads.
 func (l *lane) followers(rows []row) (free []row, behind []found) {
-	clear(l.free)
 	l.free = l.free[:0]
 	if !slices.ContainsFunc(l.shards, func(s *shard) bool { return len(s.blocked) > 0 }) {
 		return rows, nil

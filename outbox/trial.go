@@ -61,10 +61,10 @@ func (l *lane) pass(resolved int64, rows []row) {
 // below, and of topics that did not find it away. It reads on while there are none; if there are none at all, it starts
 // again from the floors. These stay where they are.
 func (l *lane) peekOn(ctx context.Context, resolved int64) (sent bool, err error) {
-	var free []row
+	var free, rows []row
+	defer func() { clear(rows) }()
 	for range peekPages {
-		rows, err := l.link.poll(ctx, l.cursors(), l.cfg.BatchBytes)
-		if err != nil {
+		if rows, err = l.link.poll(ctx, l.cursors(), l.cfg.BatchBytes); err != nil {
 			return false, err
 		}
 		for _, r := range rows {
