@@ -58,6 +58,20 @@ func TestSettleInEveryMode(t *testing.T) {
 	})
 }
 
+// Where the channel keeps what it sent, so does a round that moves followers.
+func TestSettleKeepsWhatWasSent(t *testing.T) {
+	t.Parallel()
+	db, s := newPostgresStore(t, time.Hour)
+	must(t, s.sentDays(t.Context()))
+	x := toSettle(t, s)
+	_, err := x.link.settle(t.Context(), x.owner, x.epochs, x.sent, true, x.followers)
+	must(t, err)
+	var kept, hot int
+	must(t, db.Pool.QueryRow(t.Context(), "select (select count(*) from commitbox.outbox_sent where payload = 'sent'), (select count(*) from commitbox.outbox_message)").Scan(&kept, &hot))
+	expect(t, "kept", 1, kept)
+	expect(t, "hot", 0, hot)
+}
+
 // The statement that moves followers waits for whoever holds the shard, and then sees what he did: who lost the shard, or
 // whose key was touched, moves nothing. That a message was confirmed is true nevertheless.
 func TestP7_FollowersStayWhereTheyAreIfTheShardWasLostMeanwhile(t *testing.T) {
