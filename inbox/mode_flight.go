@@ -77,11 +77,15 @@ func (f *flight) await() {
 	}
 }
 
+// begin is noted before those who wait are woken, and once: they read it without the lock.
 func (f *flight) begin() {
-	if f.decided != nil && !f.begun { // it begins again after a serialization failure
-		close(f.decided)
+	if f.begun { // it begins again after a serialization failure
+		return
 	}
 	f.begun = true
+	if f.decided != nil {
+		close(f.decided)
+	}
 }
 
 func (f *flight) end() {
