@@ -1,6 +1,7 @@
 package migrations_test
 
 import (
+	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/commitbox/commitbox/internal/testenv"
 )
@@ -65,6 +67,7 @@ var (
 )
 
 const (
+	notNullViolation = "23502"
 	checkViolation   = "23514"
 	foreignViolation = "23503"
 	uniqueViolation  = "23505"
@@ -88,11 +91,20 @@ var refusals = []struct {
 	{"inbox", completed, columns{"message_id": "''"}, "inbox_message_id"},
 	{"inbox", completed, columns{"message_id": "repeat('m', 513)"}, "inbox_message_id"},
 	{"inbox", completed, columns{"message_id": "repeat('m', 512)"}, ""},
+	{"inbox", completed, columns{"consumer": "repeat('c', 201)"}, "inbox_consumer"},
+	{"inbox", completed, columns{"message_id": "repeat('é', 257)"}, "inbox_message_id"},
 	{"inbox", completed, columns{"fingerprint": "''"}, "inbox_fingerprint"},
+	{"inbox", completed, columns{"fingerprint": "'f'"}, ""},
+	{"inbox", completed, columns{"fingerprint": "decode(repeat('00', 64), 'hex')"}, ""},
 	{"inbox", completed, columns{"fingerprint": "decode(repeat('00', 65), 'hex')"}, "inbox_fingerprint"},
 	{"inbox", completed, columns{"result": "decode(repeat('00', 1048641), 'hex')"}, "inbox_result"},
+	{"inbox", completed, columns{"result": "decode(repeat('00', 1048640), 'hex')"}, ""},
 	{"inbox", dead, columns{"last_error": "repeat('e', 4097)"}, "inbox_last_error"},
+	{"inbox", dead, columns{"last_error": "repeat('é', 2049)"}, "inbox_last_error"},
+	{"inbox", dead, columns{"last_error": "repeat('e', 4096)"}, ""},
 	{"inbox", completed, columns{"trace_id": "repeat('t', 65)"}, "inbox_trace_id"},
+	{"inbox", completed, columns{"trace_id": "repeat('é', 33)"}, "inbox_trace_id"},
+	{"inbox", completed, columns{"trace_id": "repeat('t', 64)"}, ""},
 	{"inbox", completed, columns{"attempts": "-1"}, "inbox_attempts"},
 	{"inbox", completed, columns{"epoch": "-1"}, "inbox_epoch"},
 	{"inbox", pending, columns{"epoch": "0"}, "inbox_state"},
@@ -272,6 +284,46 @@ func TestConstraints(t *testing.T) {
 		}
 		if code != "<nil>" && code != checkViolation && code != foreignViolation {
 			t.Errorf("%.300s\nis refused with %s", sql, code)
+		}
+	}
+}
+
+// What no row of the inbox may be, no row may become. The error names the table, as that of a CHECK does.
+func TestInboxRulesHoldForUpdates(t *testing.T) {
+	t.Parallel()
+	db := testenv.Database(t)
+	for _, c := range refusals {
+		if c.table != "inbox" || c.changes == nil {
+			continue
+		}
+		var set []string
+		for _, name := range slices.Sorted(maps.Keys(c.changes)) {
+			set = append(set, name+" = "+c.changes[name])
+		}
+		sql := c.row.insert("inbox") + "; update commitbox.inbox set " + strings.Join(set, ", ")
+		_, err := db.Pool.Exec(t.Context(), sql)
+		code, constraint := sqlState(err)
+		if constraint != c.constraint || code != map[bool]string{true: "<nil>", false: checkViolation}[c.constraint == ""] {
+			t.Errorf("%.300s\n%s %q, want %q", sql, code, constraint, c.constraint)
+		}
+		var refused *pgconn.PgError
+		if errors.As(err, &refused) && (refused.SchemaName != "commitbox" || refused.TableName != "inbox") {
+			t.Errorf("%.300s\nis refused by %s.%s", sql, refused.SchemaName, refused.TableName)
+		}
+		exec(t, db, `delete from commitbox.inbox`)
+	}
+}
+
+// A null where none may be is not taken for another fault.
+func TestInboxNulls(t *testing.T) {
+	t.Parallel()
+	db := testenv.Database(t)
+	for _, row := range []columns{completed, pending, failed, dead} {
+		for _, name := range []string{"consumer", "message_id", "status", "attempts", "epoch", "received_at"} {
+			sql := row.with(columns{name: "null"}).insert("inbox")
+			if code, _ := tryInsert(t, db, sql); code != notNullViolation {
+				t.Errorf("%s\n%s", sql, code)
+			}
 		}
 	}
 }
