@@ -39,7 +39,7 @@ type Config struct {
 	// Default 0: a copy gets ErrInProgress at once.
 	Wait time.Duration
 	// CommitWait bounds how long Process tries to find out what became of a COMMIT whose answer was lost, before it
-	// answers ErrOutcomeUnknown. Default 10 s.
+	// answers ErrOutcomeUnknown. A question that is not answered is given up after 5 s. Default 10 s.
 	CommitWait time.Duration
 	// LeaseFor is how long a lease lasts without renewal; it is renewed after a third of it. Work of a process that died
 	// is free after that time. Default 30 s, at least 1 s.

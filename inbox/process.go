@@ -83,7 +83,7 @@ func (b *Box) process(ctx context.Context, m *Message, run handler) verdict {
 			v, over = b.overdelivered(ctx, m)
 		}
 		if !over {
-			v = b.attempt(ctx, m, run)
+			v = b.attempt(ctx, ctx, m, run)
 		}
 		switch {
 		case v.lost:
@@ -104,7 +104,7 @@ func (b *Box) process(ctx context.Context, m *Message, run handler) verdict {
 // rolled back runs again; while the old transaction is open, its lock says so, and the outcome stays unknown.
 func (b *Box) findOut(ctx context.Context, m *Message, run handler, cause error) verdict {
 	for wait := newPoll(b.CommitWait); wait.next(ctx); {
-		v := b.attempt(ctx, m, run)
+		v := b.ask(ctx, m, run)
 		if !v.lost && v.outcome != InProgress && v.outcome != Unavailable {
 			return v
 		}
@@ -112,14 +112,21 @@ func (b *Box) findOut(ctx context.Context, m *Message, run handler, cause error)
 	return verdict{outcome: Unknown, err: cause}
 }
 
-// attempt runs one transaction.
-func (b *Box) attempt(ctx context.Context, m *Message, run handler) verdict {
-	conn, err := b.pool.Acquire(ctx)
+// ask is an attempt that is given up if its claim is not answered: the network that lost COMMIT may be silent still.
+func (b *Box) ask(ctx context.Context, m *Message, run handler) verdict {
+	claiming, cancel := context.WithTimeout(ctx, cleanupTimeout)
+	defer cancel()
+	return b.attempt(claiming, ctx, m, run)
+}
+
+// attempt runs one transaction. The first context is for what is sent before the handler.
+func (b *Box) attempt(claiming, ctx context.Context, m *Message, run handler) verdict {
+	conn, err := b.pool.Acquire(claiming)
 	if err != nil {
 		return unavailable(err)
 	}
 	defer conn.Release()
-	tx, got, v := b.open(ctx, conn, m)
+	tx, got, v := b.open(claiming, conn, m)
 	if got == nil {
 		return v
 	}
@@ -276,7 +283,11 @@ func (w *work) commit(ctx context.Context, stored []byte) verdict {
 func (w *work) sendCommit(ctx context.Context, conn *pgx.Conn, stored []byte) (tag pgconn.CommandTag, err error) {
 	wire := conn.PgConn().Conn()
 	if wire.SetDeadline(time.Now().Add(cleanupTimeout)) == nil {
-		defer func() { _ = wire.SetDeadline(time.Time{}) }() // it fails if the connection is closed
+		defer func() {
+			if !conn.IsClosed() { // else pgx closes it behind our back, under a deadline of its own
+				_ = wire.SetDeadline(time.Time{})
+			}
+		}()
 	} else { // a tunnel may have none
 		var cancel context.CancelFunc
 		ctx, cancel = detached(ctx)
