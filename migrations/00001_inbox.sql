@@ -60,6 +60,8 @@ begin
 end $$;
 -- +goose StatementEnd
 create trigger inbox_check before insert or update on commitbox.inbox for each row execute function commitbox.inbox_check();
+-- Also where rows come from another server, as a CHECK would.
+alter table commitbox.inbox enable always trigger inbox_check;
 
 -- Serves retention: completed and dead rows by the time they ended.
 create index inbox_ended_at on commitbox.inbox (consumer, status, finished_at) where finished_at is not null;

@@ -314,6 +314,16 @@ func TestInboxRulesHoldForUpdates(t *testing.T) {
 	}
 }
 
+// A session that applies changes of another server fires no ordinary trigger.
+func TestInboxRulesHoldForReplicatedRows(t *testing.T) {
+	t.Parallel()
+	db := testenv.Database(t)
+	sql := "set local session_replication_role = replica; " + pending.with(columns{"epoch": "0"}).insert("inbox")
+	if code, constraint := tryInsert(t, db, sql); code != checkViolation || constraint != "inbox_state" {
+		t.Errorf("%s %q", code, constraint)
+	}
+}
+
 // A null where none may be is not taken for another fault.
 func TestInboxNulls(t *testing.T) {
 	t.Parallel()
