@@ -110,7 +110,7 @@ func (o *Operator) SkipHead(ctx context.Context, channel, key, reason string) (u
 type RequeueFilter struct {
 	Channel      string    // default "default"
 	Topic        string    // empty: every topic
-	Since, Until time.Time // when they died; Until defaults to now
+	Since, Until time.Time // when they died; Until is not among them, and is at most now, the default
 	Rate         int       // messages per second; default 100
 	DryRun       bool      // only count
 	Reason       string
@@ -125,10 +125,8 @@ func (o *Operator) RequeueMany(ctx context.Context, f RequeueFilter) (done int, 
 		check.OptionalText("RequeueFilter.Reason", f.Reason, reasonMax), inOrder("RequeueFilter", f.Since, f.Until), notNegative("RequeueFilter", f.Rate)); err != nil {
 		return 0, err
 	}
-	if f.Until.IsZero() {
-		if f.Until, err = db.New(o.schema.On(o.pool)).OutboxNow(ctx); err != nil {
-			return 0, fmt.Errorf("outbox: requeue in channel %s: %w", f.Channel, err)
-		}
+	if f.Until, err = o.end(ctx, "RequeueFilter", f.Since, f.Until); err != nil {
+		return 0, fmt.Errorf("outbox: requeue in channel %s: %w", f.Channel, err)
 	}
 	done, err = atRate(ctx, f.Rate, f.DryRun, func(atMost int) (n int, err error) {
 		err = o.locked(ctx, func(q *db.Queries) error {
@@ -167,7 +165,7 @@ func atRate(ctx context.Context, rate int, dryRun bool, step func(atMost int) (i
 // ReplayFilter selects kept messages for [Operator.Replay].
 type ReplayFilter struct {
 	Channel      string    // default "default"; its keep_days say how long messages are kept
-	Since, Until time.Time // when they were confirmed; Since is required, Until defaults to now
+	Since, Until time.Time // when they were confirmed; Since is required, Until is not among them, and is at most now, the default
 	Topic, Key   string    // empty: all
 	Rate         int       // messages per second; default 100
 	DryRun       bool      // only count
@@ -180,13 +178,13 @@ type ReplayFilter struct {
 // all or nothing; what was done before an error stays done.
 func (o *Operator) Replay(ctx context.Context, f ReplayFilter) (done int, err error) {
 	f.Channel, f.Rate = cmp.Or(f.Channel, DefaultChannel), cmp.Or(f.Rate, 100)
-	if f.Until.IsZero() {
-		f.Until = time.Now()
-	}
 	if err := cmp.Or(check.Text("ReplayFilter.Channel", f.Channel, channelMax), check.OptionalText("ReplayFilter.Topic", f.Topic, topicMax),
 		check.OptionalText("ReplayFilter.Key", f.Key, keyMax), check.OptionalText("ReplayFilter.Reason", f.Reason, reasonMax), sinceGiven(f.Since),
 		inOrder("ReplayFilter", f.Since, f.Until), notNegative("ReplayFilter", f.Rate)); err != nil {
 		return 0, err
+	}
+	if f.Until, err = o.end(ctx, "ReplayFilter", f.Since, f.Until); err != nil {
+		return 0, fmt.Errorf("outbox: replay in channel %s: %w", f.Channel, err)
 	}
 	next := db.ReplayParams{
 		Channel: f.Channel, Since: f.Since, Until: f.Until, Topic: optional(f.Topic), Key: optional(f.Key),
@@ -211,6 +209,18 @@ func (o *Operator) Replay(ctx context.Context, f ReplayFilter) (done int, err er
 	}
 	return done, fmt.Errorf("outbox: replay in channel %s: stopped after %d messages, the last one confirmed at %s; go on from there with Since: %w",
 		f.Channel, done, next.AfterAt.UTC().Format(time.RFC3339Nano), err)
+}
+
+// end is until, or the database's now where that comes first: what dies or is kept again meanwhile is not chosen once more.
+func (o *Operator) end(ctx context.Context, filter string, since, until time.Time) (time.Time, error) {
+	now, err := db.New(o.schema.On(o.pool)).OutboxNow(ctx)
+	if err != nil {
+		return now, err
+	}
+	if until.IsZero() || until.After(now) {
+		until = now
+	}
+	return until, inOrder(filter, since, until)
 }
 
 func sinceGiven(since time.Time) error {

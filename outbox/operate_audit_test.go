@@ -19,8 +19,8 @@ import (
 // deadMessage makes a dead message without a key at a position.
 func deadMessage(t *testing.T, db *testenv.DB, position int64) (id uuid.UUID) {
 	t.Helper()
-	must(t, db.Pool.QueryRow(t.Context(), `insert into commitbox.outbox_dead (id, created_at, message_id, shard, attempts, channel, topic, headers, payload)
-		values ($1, now(), gen_random_uuid(), 0, 1, 'default', 'test', '{}', '') returning message_id`, position).Scan(&id))
+	must(t, db.Pool.QueryRow(t.Context(), `insert into commitbox.outbox_dead (id, created_at, dead_at, message_id, shard, attempts, channel, topic, headers, payload)
+		values ($1, now(), now() - interval '1 minute', gen_random_uuid(), 0, 1, 'default', 'test', '{}', '') returning message_id`, position).Scan(&id))
 	return id
 }
 
@@ -31,7 +31,6 @@ func TestEveryOperatorActionIsAudited(t *testing.T) {
 	db := testenv.Database(t)
 	o := newOperator(t, db)
 	key := strings.Repeat("k", 512)
-	since, until := time.Now().Add(-time.Hour).UTC(), time.Now().Add(time.Hour).UTC()
 	exec := func(sql string, args ...any) {
 		t.Helper()
 		_, err := db.Pool.Exec(t.Context(), sql, args...)
@@ -40,6 +39,7 @@ func TestEveryOperatorActionIsAudited(t *testing.T) {
 	exec("select commitbox.outbox_register('default')")
 	exec("select commitbox.outbox_sent_days(1, 1)")
 	exec(`insert into commitbox.outbox_sent (id, created_at, message_id, shard, channel, topic, headers, payload) values (1, now(), gen_random_uuid(), 0, 'default', 'test', '{}', '')`)
+	since, until := time.Now().Add(-time.Hour).UTC(), time.Now().UTC()
 	blocked := func() (head uuid.UUID) {
 		t.Helper()
 		exec("delete from commitbox.outbox_deferred")
@@ -245,6 +245,29 @@ func TestRequeueManyLeavesWhatDiesAgain(t *testing.T) {
 		t.Errorf("requeued %d, %v", n, err)
 	}
 	eventually(t, "20 dead messages again", func() bool { return tables(t, db) == "hot 0, deferred 0, dead 20, blocked 0" })
+}
+
+// An end in the future is now: else what dies again, or is kept again, would be chosen again until that time comes.
+func TestAnEndInTheFutureIsNow(t *testing.T) {
+	t.Parallel()
+	db := testenv.Database(t)
+	o := newOperator(t, db)
+	keeping(t, db, 1)
+	p := &recorder{fail: failing(outbox.Permanent(errRefused), 1_000_000, "x")}
+	start(t, newRelay(t, db.Pool, p, brisk()))
+	enqueue(t, db, message("", "x"), message("", "y"))
+	eventually(t, "one dead and one kept message", func() bool {
+		return tables(t, db) == "hot 0, deferred 0, dead 1, blocked 0" && count(t, db, "select count(*) from commitbox.outbox_sent") == 1
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	since, until := time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+	if n, err := o.RequeueMany(ctx, outbox.RequeueFilter{Until: until, Rate: 2}); err != nil || n != 1 {
+		t.Errorf("requeued %d, %v", n, err)
+	}
+	if n, err := o.Replay(ctx, outbox.ReplayFilter{Since: since, Until: until, Rate: 2}); err != nil || n != 1 {
+		t.Errorf("replayed %d, %v", n, err)
+	}
 }
 
 // A server that lost commits draws positions again: two dead messages may have one, and a page may end between them.

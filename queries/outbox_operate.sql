@@ -57,5 +57,5 @@ select commitbox.outbox_release(@channel::text, @key::text, sqlc.narg('reason'):
 select commitbox.outbox_skip_head(@channel::text, @key::text, sqlc.narg('reason')::text)::uuid as head;
 
 -- name: OutboxNow :one
--- The time by the clock that writes when messages die; touches no table.
+-- The time by the clock that writes when messages die and when they are kept; touches no table.
 select clock_timestamp()::timestamptz as at;

@@ -165,7 +165,7 @@ const OutboxNow = `-- name: OutboxNow :one
 select clock_timestamp()::timestamptz as at
 `
 
-// The time by the clock that writes when messages die; touches no table.
+// The time by the clock that writes when messages die and when they are kept; touches no table.
 func (q *Queries) OutboxNow(ctx context.Context) (time.Time, error) {
 	row := q.db.QueryRow(ctx, OutboxNow)
 	var at time.Time
