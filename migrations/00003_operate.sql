@@ -83,6 +83,8 @@ begin
 end
 $$;
 -- +goose StatementEnd
+comment on function commitbox.inbox_requeue is
+    'runnable: whoever resumes failed messages runs it again. needs redelivery: the row has no payload, so the broker has to deliver it. null: no failed or dead row has this id, look with inbox_get.';
 
 -- Gives a failed or dead message, or one whose lease has expired, up: it stays as a dead row, because without a row the
 -- next delivery would run it. Returns whether there was such a row. The new epoch refuses whatever its last holder still
@@ -106,6 +108,8 @@ begin
 end
 $$;
 -- +goose StatementEnd
+comment on function commitbox.inbox_discard is
+    'true: given up, the row stays as dead. false: there is no such row, or it is completed, or its lease has not ended, look with inbox_get.';
 
 -- Marks a message as completed without running anything, in the current transaction. Returns 'completed', 'already'
 -- where it was, or 'held' where another transaction or lease has it. The result is stored as it is: null, or a codec byte
@@ -144,6 +148,8 @@ begin
 end
 $$;
 -- +goose StatementEnd
+comment on function commitbox.inbox_mark_completed is
+    'completed: from now on it counts as done, a row is made if there was none. already: it was completed, nothing changed. held: it is being worked on, try again later.';
 
 -- One message as an operator sees it; no row: there is none. A plain read by primary key.
 -- +goose StatementBegin

@@ -78,6 +78,8 @@ begin
 end
 $$;
 -- +goose StatementEnd
+comment on function commitbox.outbox_requeue is
+    'true: it waits to be published again. false: no dead message of this channel has this id. It may wait elsewhere, or it was confirmed.';
 
 -- Makes dead messages run again, oldest first, at most so many: all of the channel, or of a topic, or that died within a
 -- time. Discarded ones stay. Returns how many; with dry_run it only counts, without the limit. The shards are locked in
@@ -141,6 +143,8 @@ begin
 end
 $$;
 -- +goose StatementEnd
+comment on function commitbox.outbox_requeue_many is
+    'How many wait to be published again. 0: none is dead by this choice, discarded ones do not count.';
 
 -- Gives a dead message up for good and returns true; false if there is none of that id, or it is discarded already. The
 -- row stays, with who and when. A key that it held goes on.
@@ -172,6 +176,8 @@ begin
 end
 $$;
 -- +goose StatementEnd
+comment on function commitbox.outbox_discard is
+    'true: given up for good, the row stays in outbox_dead. false: no dead message of this channel has this id, or it is discarded already.';
 
 -- Changes why a key is blocked, or until when. A key counts as held no longer when the dead message is gone, because a former
 -- owner's confirmation of it came late. False: it is not blocked for the reason.
@@ -198,10 +204,14 @@ $$;
 -- Tries a key that waits for a retry at once. False: no such key waits for one.
 create function commitbox.outbox_retry(channel text, key text, reason text default null) returns boolean language sql
     return commitbox.outbox_reblock('outbox_retry', channel, key, 'retry', 'retry', reason);
+comment on function commitbox.outbox_retry is
+    'true: it is tried again at once. false: the key does not wait for a retry. It flows, or it is parked (outbox_release), or a dead message holds it (outbox_requeue, outbox_discard).';
 
 -- Lets a parked key go on. False: it is not parked.
 create function commitbox.outbox_release(channel text, key text, reason text default null) returns boolean language sql
     return commitbox.outbox_reblock('outbox_release', channel, key, 'parked', 'retry', reason);
+comment on function commitbox.outbox_release is
+    'true: it goes on within a second. false: the key is not parked, outbox_blocked_keys says whether something else holds it.';
 
 -- Stops a key until it is released: its messages are kept in order and not published. A key that a dead message holds
 -- stays held by it. False: it is parked or held already.
@@ -226,6 +236,8 @@ begin
 end
 $$;
 -- +goose StatementEnd
+comment on function commitbox.outbox_park is
+    'true: nothing of this key is published until outbox_release, but for what is being sent. false: it is parked already, or a dead message holds it.';
 
 -- Takes the first message out of the way of a blocked key and returns its id; null if the key is not blocked or nothing
 -- lies behind it. A failed head becomes dead, and the key goes on at once unless it is parked. A key that a dead message
@@ -266,6 +278,8 @@ begin
 end
 $$;
 -- +goose StatementEnd
+comment on function commitbox.outbox_skip_head is
+    'The id of the message that is out of the way. It is dead, and outbox_requeue brings it back. null: the key is not blocked, or nothing lies behind it.';
 
 -- The blocked keys, with their first message and how many lie behind it. Counting stops at 10 000 for each key.
 create view commitbox.outbox_blocked_keys as
@@ -444,6 +458,8 @@ begin
 end
 $$;
 -- +goose StatementEnd
+comment on function commitbox.outbox_replay is
+    'done: how many wait to be published again, or with dry_run would. 0: none of this choice is kept, or none is left after the last one, the channel keeps messages for keep_days days.';
 
 -- +goose Down
 drop function commitbox.outbox_replay(text, timestamptz, timestamptz, text, text, timestamptz, bigint, integer, boolean, text);

@@ -196,6 +196,8 @@ begin
 end
 $$;
 -- +goose StatementEnd
+comment on function commitbox.inbox_policy_set is
+    'The version of the policy. inbox_policies shows what holds, every replica follows within two seconds.';
 
 -- Ends a change of the mode at once: the history of the mode that was left is not read any more, and what it alone knows
 -- of may run again. Returns whether there was one to forget. A consumer that inherits its mode is forgotten with '*'.
@@ -214,6 +216,8 @@ begin
 end
 $$;
 -- +goose StatementEnd
+comment on function commitbox.inbox_policy_forget is
+    'true: the history of the mode that was left is not read any more. false: none is being read for this consumer, one that inherits its mode is forgotten as *.';
 
 -- Makes every cached copy of a row a miss. Part of every restore: the cache may hold copies of rows that the restored
 -- database does not have. Returns the new generation; every replica follows within two seconds.
@@ -231,6 +235,8 @@ begin
 end
 $$;
 -- +goose StatementEnd
+comment on function commitbox.cache_rotate is
+    'The new generation: every copy in Redis is a miss, on every replica within two seconds.';
 
 -- +goose Down
 drop function commitbox.cache_rotate(text);

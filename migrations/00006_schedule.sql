@@ -52,6 +52,8 @@ begin
 end
 $$;
 -- +goose StatementEnd
+comment on function commitbox.schedule_pause is
+    'true: no tick begins until schedule_resume, a run that is under way goes on. false: schedule_status has no job of this name.';
 
 -- Lets a job's ticks go on. What was missed in between is treated as if no process had been there.
 -- +goose StatementBegin
@@ -65,6 +67,8 @@ begin
 end
 $$;
 -- +goose StatementEnd
+comment on function commitbox.schedule_resume is
+    'true: ticks go on, for a job that was not paused too. false: schedule_status has no job of this name.';
 
 -- +goose Down
 drop function commitbox.schedule_resume(text, text);

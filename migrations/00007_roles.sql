@@ -192,9 +192,6 @@ create function commitbox.ownership(role name) returns setof text language sql s
        and not (c.relkind = 'S' and exists (
             select 1 from pg_catalog.pg_depend d where d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype in ('a', 'i')))
     union all
-    select format('alter domain %s owner to %I', d.oid::regtype, ownership.role)
-      from pg_catalog.pg_type d where d.typnamespace = 'commitbox'::regnamespace and d.typtype = 'd'
-    union all
     select format('alter routine %s owner to %I', p.oid::regprocedure, ownership.role)
       from pg_catalog.pg_proc p where p.pronamespace = 'commitbox'::regnamespace
 $$;

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/commitbox/commitbox/internal/testenv"
 	"github.com/commitbox/commitbox/migrations"
 )
 
@@ -112,5 +113,17 @@ func TestThePackageImportsOnlyTheStandardLibrary(t *testing.T) {
 	}
 	if !strings.Contains(out, self) {
 		t.Errorf("go list answered:\n%s", out)
+	}
+}
+
+// What an operator's function answers is said where the operator looks: \df+ in psql.
+func TestOperatorFunctionsSayWhatTheyAnswer(t *testing.T) {
+	t.Parallel()
+	db := testenv.Database(t)
+	silent := one[[]string](t, db, `select coalesce(array_agg(p.proname::text order by p.proname), '{}') from pg_proc p
+		where p.pronamespace = 'commitbox'::regnamespace and 'reason' = any (p.proargnames) and p.prorettype <> 'void'::regtype
+		  and p.proname <> 'outbox_reblock' and obj_description(p.oid, 'pg_proc') is null`)
+	if len(silent) > 0 {
+		t.Errorf("no comment says what the answers of %v mean", silent)
 	}
 }

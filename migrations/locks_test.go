@@ -8,7 +8,7 @@ import (
 var (
 	makes      = regexp.MustCompile(`^create (?:table|sequence|view|schema)(?: if not exists)? (\S+)`)
 	functions  = regexp.MustCompile(`^(?:create(?: or replace)?|drop) function `)
-	harmless   = regexp.MustCompile(`^(?:comment on|grant|revoke|create domain) `)
+	harmless   = regexp.MustCompile(`^(?:comment on|grant|revoke) `)
 	indexes    = regexp.MustCompile(`^create(?: unique)? index( concurrently)?.*? on (\S+)`)
 	fillings   = regexp.MustCompile(`^(?:insert into|create trigger .*? on) (\S+) `)
 	alters     = regexp.MustCompile(`^alter table (?:only )?(\S+) (.*)$`)

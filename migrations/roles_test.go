@@ -27,7 +27,7 @@ func role(t *testing.T, d *testenv.DB, kind string, kinds ...string) (name strin
 	quoted := pgx.Identifier{name}.Sanitize()
 	query(t, d.Pool, "create role "+quoted)
 	t.Cleanup(func() {
-		for _, sql := range []string{"drop owned by " + quoted + " cascade", "drop role " + quoted} { // tables depend on domains
+		for _, sql := range []string{"drop owned by " + quoted, "drop role " + quoted} {
 			if _, err := d.Pool.Exec(context.Background(), sql); err != nil {
 				t.Error(err)
 			}
