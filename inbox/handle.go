@@ -29,7 +29,9 @@ func WithFingerprint(fingerprint []byte) Option {
 	return func(h *handling) { h.msg.Fingerprint = fingerprint }
 }
 
-// Using takes the settings of a box instead of the defaults. Its pool is not used.
+// Using takes the settings of a box instead of the defaults. Its pool is not used. Not promised: that tx is in the box's
+// database, which nobody checks; and what only [Process] does: to run again after a conflict, and to find out what became
+// of a COMMIT.
 func Using(box *Box) Option {
 	return func(h *handling) {
 		if box != nil {

@@ -17,7 +17,8 @@ const (
 	pageMax     = 1000
 )
 
-// Filter selects rows for List.
+// Filter selects rows for List. Ages count by the database's clock. Not promised: that the cursor of another consumer's or
+// status's list is refused; it is taken for a time and an id of this one.
 type Filter struct {
 	Consumer  string        // required
 	Status    Status        // required

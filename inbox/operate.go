@@ -127,11 +127,12 @@ func (b *Box) operate(ctx context.Context, id ID, reason string, run func(*db.Qu
 	return nil
 }
 
-// Status is the state of a row.
+// Status is the state of a row. Not promised: that a message without a row is new. An attempt in a transaction leaves one
+// when it ends, none if its process dies, and retention removes rows.
 type Status string
 
 const (
-	StatusPending   Status = statusPending   // leased
+	StatusPending   Status = statusPending   // leased; the lease may have ended
 	StatusCompleted Status = statusCompleted // done
 	StatusFailed    Status = statusFailed    // to be run again
 	StatusDead      Status = statusDead      // given up

@@ -1,6 +1,8 @@
 package inbox
 
-// Outcome is what became of a delivery. A consumer need not read it: [Disposition] says what to do.
+// Outcome is what became of a delivery. A consumer need not read it: [Disposition] says what to do. Not promised: that any
+// but Executed and Replayed still holds when it is read, for another copy may complete the message meanwhile; and that
+// nothing happened outside the database where the handler did not succeed.
 type Outcome uint8
 
 const (
@@ -11,8 +13,8 @@ const (
 	NotDue                     // it failed before and its next attempt is later; nothing ran
 	Mismatch                   // the id was used before with another payload; nothing ran
 	Dead                       // given up; an operator can requeue it
-	Unavailable                // the store could not be used; nothing is counted
-	Unknown                    // the answer to COMMIT is lost and could not be found out in time
+	Unavailable                // the store could not be used; no failure is recorded
+	Unknown                    // the answer to COMMIT is lost and could not be found out in time; the effect may be there
 
 	outcomes = iota
 )

@@ -17,12 +17,13 @@ const (
 )
 
 // Stats is the state of a channel. A count is exact up to 10 000 messages in each of 64 shards, and said to be an estimate
-// beyond, which counts other channels too; scheduled messages and blocked keys up to 640 000.
+// beyond, which counts other channels too; scheduled messages and blocked keys up to 640 000. Not promised: that what is
+// counted was not sent: a message counts until its confirmation is recorded.
 type Stats struct {
-	Pending        int           // messages that nobody has tried yet, or that are being sent
+	Pending        int           // messages that have not failed: not tried yet, being sent, or tried while their destination was away
 	PendingExact   bool          // false: Pending is an estimate
 	Oldest         time.Duration // age of the oldest among the first of each shard, pending or deferred; 0 if there is none
-	Deferred       int           // failed messages, and those behind them
+	Deferred       int           // failed messages, those behind them, and those of parked keys
 	BlockedKeys    int
 	DeferredExact  bool // false: Deferred is an estimate, or there are more BlockedKeys
 	Dead           int  // without the discarded ones
@@ -49,7 +50,8 @@ func (o *Operator) Stats(ctx context.Context, channel string) (Stats, error) {
 	}, nil
 }
 
-// BlockedKey is a key that does not flow.
+// BlockedKey is a key that does not flow. Not promised: that all its messages are counted in Waiting; those that no relay
+// has met yet are still among the pending ones.
 type BlockedKey struct {
 	Key     string
 	Reason  string // retry: its head failed and is tried again; dead: its head is dead and holds it; parked: by an operator
@@ -81,7 +83,7 @@ func (o *Operator) Blocked(ctx context.Context, channel, after string, limit int
 	return keys, nil
 }
 
-// DeadMessage is a message that was given up.
+// DeadMessage is a message that was given up. Not promised: that it was never delivered; an attempt that failed may have been.
 type DeadMessage struct {
 	ID          uuid.UUID
 	Position    int64

@@ -27,7 +27,8 @@ type Publisher interface {
 // KeyOrderer is what a [Publisher] implements that keeps the order of every key within a batch by itself: once a message
 // of a key is not confirmed, no later message of that key in the batch is sent. It then gets batches with several
 // messages per key, where others get one message per key and call: one busy key runs at batches instead of messages per
-// round trip. Package outboxtest proves the property.
+// round trip. Package outboxtest tests the property; the method is asked once, when a relay joins. Not promised: that
+// a relay notices a publisher that says so and does not do it: messages of a key then overtake one that failed.
 type KeyOrderer interface {
 	StopsKeyAtFirstFailure() bool
 }

@@ -11,7 +11,8 @@ import (
 	"github.com/commitbox/commitbox/internal/db"
 )
 
-// Queue adds messages to batch with the default limits; see [Box.Queue].
+// Queue adds messages to batch with the default limits; see [Box.Queue]. Not promised: that a message whose id it returns
+// is stored, until batch has been sent and its transaction has committed.
 func Queue(ctx context.Context, batch *pgx.Batch, messages ...Message) ([]uuid.UUID, error) {
 	return standard.Queue(ctx, batch, messages...)
 }

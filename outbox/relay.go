@@ -139,7 +139,9 @@ func (r *Relay) stopManual(cause error) error {
 	return m.session.end()
 }
 
-// Close hands over what [Relay.RunOnce] has joined. It is not needed after Run.
+// Close hands over what [Relay.RunOnce] has joined; the next RunOnce joins anew. It is not needed after Run. Not promised:
+// that it ends a Run or RunOnce under way, it refuses with [ErrRunning]; and that the shards are free if it returns another
+// error: they are when the lease has ended.
 func (r *Relay) Close() error {
 	if !r.mu.TryLock() {
 		return ErrRunning
