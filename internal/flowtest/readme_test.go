@@ -25,7 +25,7 @@ func TestReadmeStatements(t *testing.T) {
 	}
 	db := testenv.Database(t)
 	for _, s := range statements {
-		statement := strings.ReplaceAll(s[1], "<message id>", uuid.NewString())
+		statement := strings.NewReplacer("<message id>", uuid.NewString(), "<key>", "k").Replace(s[1])
 		if _, err := db.Pool.Exec(context.Background(), statement); err != nil {
 			t.Errorf("%s: %v", s[1], err)
 		}
