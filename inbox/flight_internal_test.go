@@ -2,7 +2,6 @@ package inbox
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
 	"runtime"
 	"sync"
@@ -20,7 +19,8 @@ type crowd struct {
 	shared sync.Map // the answers that others may get: those of a copy that ended without a handler
 }
 
-var errCrowd = errors.New("the copy panics")
+// crowdPanic is what a copy panics with.
+type crowdPanic struct{}
 
 // copyOf is one copy: it ends with its own answer, with that of another one that may be shared, or with none.
 func (c *crowd) copyOf(message int) {
@@ -30,7 +30,7 @@ func (c *crowd) copyOf(message int) {
 		time.AfterFunc(rand.N(time.Millisecond), cancel)
 	}
 	defer func() {
-		if v := recover(); v != nil && v != errCrowd {
+		if v := recover(); v != nil && v != any(crowdPanic{}) {
 			panic(v)
 		}
 	}()
@@ -67,7 +67,7 @@ func (c *crowd) lead(begun func(), mine int64) verdict {
 	}
 	switch rand.N(8) {
 	case 0:
-		panic(errCrowd)
+		panic(crowdPanic{})
 	case 1:
 		runtime.Goexit()
 	}
