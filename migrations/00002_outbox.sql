@@ -182,6 +182,9 @@ end $$;
 -- +goose StatementEnd
 create trigger outbox_check before insert or update on commitbox.outbox_message for each row execute function commitbox.outbox_check();
 create trigger outbox_check before insert or update on commitbox.outbox_scheduled for each row execute function commitbox.outbox_check();
+-- Also where rows come from another server, as a CHECK would.
+alter table commitbox.outbox_message enable always trigger outbox_check;
+alter table commitbox.outbox_scheduled enable always trigger outbox_check;
 
 -- Messages that were confirmed, where the channel keeps them: by day, so that forgetting a day is one drop.
 create table commitbox.outbox_sent (

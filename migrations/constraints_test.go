@@ -315,12 +315,21 @@ func TestInboxRulesHoldForUpdates(t *testing.T) {
 }
 
 // A session that applies changes of another server fires no ordinary trigger.
-func TestInboxRulesHoldForReplicatedRows(t *testing.T) {
+func TestRulesHoldForReplicatedRows(t *testing.T) {
 	t.Parallel()
 	db := testenv.Database(t)
-	sql := "set local session_replication_role = replica; " + pending.with(columns{"epoch": "0"}).insert("inbox")
-	if code, constraint := tryInsert(t, db, sql); code != checkViolation || constraint != "inbox_state" {
-		t.Errorf("%s %q", code, constraint)
+	for table, c := range map[string]struct {
+		row        columns
+		constraint string
+	}{
+		"inbox":            {pending.with(columns{"epoch": "0"}), "inbox_state"},
+		"outbox_message":   {waiting.with(columns{"topic": "''"}), "outbox_topic"},
+		"outbox_scheduled": {later.with(columns{"topic": "''"}), "outbox_topic"},
+	} {
+		sql := "set local session_replication_role = replica; " + c.row.insert(table)
+		if code, constraint := tryInsert(t, db, sql); code != checkViolation || constraint != c.constraint {
+			t.Errorf("%s: %s %q", table, code, constraint)
+		}
 	}
 }
 
