@@ -85,11 +85,14 @@ func (l *lane) deliver(ctx context.Context, rows []row) (*delivery, error) {
 		if len(ready) == 0 {
 			continue
 		}
-		if ctx.Err() != nil || l.lease.left(time.Now()) < l.cfg.PublishTimeout {
+		if !l.maySend(ctx) {
 			break
 		}
 		if err := l.note(ctx, d, ready); err != nil {
 			return nil, err
+		}
+		if !l.maySend(ctx) { // noting may have taken long
+			break
 		}
 		batch := make([]Record, len(ready))
 		for n, i := range ready {
@@ -105,6 +108,11 @@ func (l *lane) deliver(ctx context.Context, rows []row) (*delivery, error) {
 		}
 	}
 	return d, nil
+}
+
+// maySend says that a call may begin: it has PublishTimeout before the lease ends.
+func (l *lane) maySend(ctx context.Context) bool {
+	return ctx.Err() == nil && l.lease.left(time.Now()) >= l.cfg.PublishTimeout
 }
 
 // order says what of a wave is to be sent: not what waits for its key, not what cannot be read, and last what has found

@@ -87,6 +87,44 @@ func TestP7_NoPublishBeginsThatTheLeaseMightNotOutlast(t *testing.T) {
 	}
 }
 
+// longNote is a store in which writing down what is about to be tried takes long.
+type longNote struct {
+	*memory
+	meanwhile func()
+}
+
+func (n *longNote) connect(context.Context) (link, error) { return n, nil }
+
+func (n *longNote) apply(ctx context.Context, owner uuid.UUID, epochs map[int16]int64, c change) (outcome, error) {
+	if len(c.probes) > 0 {
+		n.meanwhile()
+	}
+	return n.memory.apply(ctx, owner, epochs, c)
+}
+
+// The lease may end between the look at it and the call: while the relay notes what is about to be tried.
+func TestP7_NoPublishBeginsAfterANoteThatOutlastedTheLease(t *testing.T) {
+	m := &longNote{memory: newMemory(time.Hour)}
+	m.store("k", "1")
+	p := &sends{}
+	s := stepwise(t, m, p, RelayConfig{})
+	lane := s.lanes[0]
+	for i := range int16(shards) {
+		lane.probation[i] = lane.cfg.Batch
+	}
+	m.meanwhile = func() { lane.lease.renewed(time.Now().Add(-lane.lease.length)) }
+	s.steps(t, 3)
+	if len(p.calls) > 0 {
+		t.Fatalf("sent %v after the lease had ended", p.calls)
+	}
+	lane.lease.renewed(time.Now())
+	m.meanwhile, lane.rested = func() {}, time.Time{}
+	s.steps(t, 1)
+	if len(p.calls) != 1 {
+		t.Errorf("%d calls under a lease", len(p.calls))
+	}
+}
+
 // deaf is a store whose delete of confirmed messages fails.
 type deaf struct {
 	*memory
