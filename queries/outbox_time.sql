@@ -1,7 +1,8 @@
 -- name: MoveScheduled :one
 -- Gives due messages their place in hot, in order of their time, and tells how many, and the seconds until the next one. One
 -- relay of a channel at a time: the advisory lock, tried for this statement's transaction, keeps the order of those of one
--- key; SKIP LOCKED leaves a row alone that somebody is about to cancel. Primary key, then ctid: the rows are locked; the delete decides. The new
+-- key. one.n makes the planner ask for the lock first: who has it not would lock rows, and he who has it would skip them.
+-- SKIP LOCKED leaves a row alone that somebody is about to cancel. Primary key, then ctid: the rows are locked; the delete decides. The new
 -- positions are drawn under the row-exclusive lock on hot, like those of any writer.
 with lead as materialized (
     select pg_try_advisory_xact_lock(hashtextextended(@channel::text, 'commitbox.outbox_scheduled'::regclass::oid::bigint)) as ok
@@ -10,7 +11,7 @@ with lead as materialized (
         select d.ctid from rows from (generate_series(1, (select ok::integer from lead))) as one (n) cross join lateral (
             select h.ctid from commitbox.outbox_scheduled h
             where h.channel = @channel::text and h.due_at <= statement_timestamp()
-            order by h.due_at, h.id limit @at_most::integer
+            order by h.due_at, h.id limit one.n * @at_most::integer
             for update skip locked
         ) d
     ))
