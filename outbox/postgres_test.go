@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -15,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/commitbox/commitbox/internal/db"
 	"github.com/commitbox/commitbox/internal/testenv"
 )
 
@@ -360,4 +362,26 @@ func TestA3_AFailureUnblocksNothing(t *testing.T) {
 			t.Errorf("the key was %s and is now %s", reason, still)
 		}
 	}
+}
+
+// Who has not the lead locks no scheduled message: the leader would skip it, and move it behind later ones of its key.
+func TestP8_WhoDoesNotLeadLocksNoScheduledMessage(t *testing.T) {
+	t.Parallel()
+	base := testenv.Database(t)
+	_, err := base.Pool.Exec(t.Context(), "insert into commitbox.outbox_scheduled (due_at, message_id, channel, key, topic, payload) select now(), gen_random_uuid(), 'default', 'k', 't', '' from generate_series(1, 5)")
+	must(t, err)
+	leader, err := base.Pool.Begin(t.Context())
+	must(t, err)
+	defer func() { _ = leader.Rollback(context.Background()) }()
+	_, err = leader.Exec(t.Context(), "select pg_advisory_xact_lock(hashtextextended('default', 'commitbox.outbox_scheduled'::regclass::oid::bigint))")
+	must(t, err)
+	other, err := base.Pool.Begin(t.Context())
+	must(t, err)
+	defer func() { _ = other.Rollback(context.Background()) }()
+	moved, err := db.New(other).MoveScheduled(t.Context(), db.MoveScheduledParams{Channel: "default", AtMost: 100})
+	must(t, err)
+	expect(t, "moved without the lead", int64(0), moved.Moved)
+	var free int
+	must(t, leader.QueryRow(t.Context(), "select count(*) from (select 1 from commitbox.outbox_scheduled where due_at <= now() for update skip locked) x").Scan(&free))
+	expect(t, "left to the leader", 5, free)
 }
