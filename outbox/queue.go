@@ -22,8 +22,8 @@ func Queue(ctx context.Context, batch *pgx.Batch, messages ...Message) ([]uuid.U
 // sent, with tx.SendBatch or after batch.BeginTx; a batch that is sent outside of one is a transaction of its own.
 //
 // Bad input is answered with a *commitbox.InputError that names the field; batch is left as it was. What PostgreSQL refuses
-// is in the results of the batch. Not promised: anything before the batch is sent and its transaction has committed. A batch
-// belongs to one goroutine.
+// is in the results of the batch. Not promised: anything before the batch is sent and its transaction has committed. The
+// payloads are read when it is sent: leave them as they are until then. A batch belongs to one goroutine.
 func (b *Box) Queue(ctx context.Context, batch *pgx.Batch, messages ...Message) ([]uuid.UUID, error) {
 	if batch == nil {
 		return nil, &commitbox.InputError{Field: "batch", Problem: "is nil"}
